@@ -1,0 +1,35 @@
+"""MLX's own group quantisation, the format of `mlx_lm.models.cache.QuantizedKVCache`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """`bits`-bit codes with a scale and a bias of 16 bits per `group` values, bit-equal to `mx.quantize`.
+
+    A model that runs in float32 has its keys and values cast to float16 first, since a scale of 32 bits is not what
+    anybody stores.
+    """
+
+    bits: int
+    group: int = 64
+
+    @property
+    def name(self) -> str:
+        """The canonical text: affine8, affine4:g=32."""
+        return f"affine{self.bits}" + ("" if self.group == 64 else f":g={self.group}")
+
+    @property
+    def bits_per_value(self) -> float:
+        """b + 32/g."""
+        return self.bits + 32 / self.group
+
+    def roundtrip(self, x: mx.array) -> mx.array:
+        """`x` (…, D), D a multiple of the group, through `mx.quantize` and `mx.dequantize`."""
+        half = x.astype(mx.float16) if x.dtype == mx.float32 else x
+        codes, scales, biases = mx.quantize(half, group_size=self.group, bits=self.bits)
+        return mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits).astype(x.dtype)

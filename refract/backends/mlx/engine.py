@@ -1,0 +1,192 @@
+"""The MLX engine: Apple GPUs and Linux CPUs, KV caches of our own."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from refract.backends._fingerprint import fingerprint
+from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends.mlx.blas import Blas, prepare_blas
+from refract.backends.mlx.source import ModelSource, find_model
+from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
+from refract.errors import KVUnsupportedError, MissingPackageError, UsageError
+from refract.formats import unsupported
+from refract.kv import KVConfig
+
+if TYPE_CHECKING:
+    from refract.backends.mlx.load import Runtime
+
+_OPTIONS: Mapping[str, str] = {
+    "batch": "32",  # sequences of up to 512 tokens decoded together on a lane
+    "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
+}
+
+
+class MLXEngine:
+    """Runs models with mlx-lm, which is imported when a session is loaded and not before."""
+
+    name = "mlx"
+
+    def __init__(self, options: Mapping[str, str] | None = None, cache_dir: Path | None = None) -> None:
+        """Raises: UsageError for an option this engine does not have or a value it cannot take."""
+        self._options = dict(_OPTIONS) | dict(options or {})
+        self._cache_dir = cache_dir
+        self._models: dict[str, ModelSource] = {}
+        _check_options(self._options)
+
+    @cached_property
+    def blas(self) -> Blas:
+        """The BLAS that mlx runs on, loaded by the first call, which must come before mlx is imported."""
+        return prepare_blas()
+
+    def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
+        """Everything: prefill reads what the cache stores, so both KL protocols see the compression."""
+        return frozenset(Capability)
+
+    def check(self, model: str) -> list[Check]:
+        """Packages, BLAS, device and the model's files."""
+        checks = [_package("mlx"), _package("mlx-lm"), _package("gguf"), _package("tokenizers")]
+        slow = self.blas.advice
+        checks.append(Check(name="blas", status="warn" if slow else "ok", message=slow or self.blas.name, fix=slow))
+        source = self._source(model)
+        message = f"{source.name}: {source.architecture}, {source.layers} layers, head dimension {source.head_dim}"
+        return [*checks, Check(name="model", status="ok", message=message)]
+
+    def check_kv(self, model: str, kv: KVConfig) -> None:
+        """Raises: KVUnsupportedError naming what the backend, the head dimension or the layer count does not allow."""
+        source = self._source(model)
+        if reasons := unsupported(kv, self.name):
+            raise KVUnsupportedError(f"{kv}: {reasons[0]}", hint="see: refract formats --backend mlx")
+        for side, boundary in zip("kv", kv.boundary, strict=True):
+            if 2 * boundary >= source.layers:
+                raise KVUnsupportedError(
+                    f"boundary_{side}={boundary} leaves none of {source.name}'s {source.layers} layers compressed",
+                    hint=f"use at most {(source.layers - 1) // 2}",
+                )
+        self._check_codecs(kv, source.head_dim)
+
+    def tokenizer(self, model: str) -> HFTokenizer:
+        """The model's tokenizer; what is built from a GGUF file is cached."""
+        return load_tokenizer(self._source(model).path, self._cache_dir)
+
+    def context_length(self, model: str) -> int:
+        """The longest sequence the model was trained for."""
+        return self._source(model).context_length
+
+    def identify(self, spec: LoadSpec) -> Identity:
+        """What answers depend on: packages, BLAS, device and batching as well as weights and KV configuration."""
+        source = self._source(spec.model)
+        return Identity(
+            engine=self.name,
+            build=f"mlx {_version('mlx')}, mlx-lm {_version('mlx-lm')}",
+            model=fingerprint(source.files, self._cache_dir),
+            kv=str(spec.kv),
+            max_tokens=0,  # caches grow as needed: the run's longest sequence changes no answer
+            options={**self._options, "blas": self.blas.name, "device": _device()},
+        )
+
+    def describe(self, model: str) -> Mapping[str, str | int]:
+        """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
+        source = self._source(model)
+        return {
+            "name": source.name,
+            "architecture": source.architecture,
+            "layers": source.layers,
+            "head_dim": source.head_dim,
+            "weights": source.weights,
+            "blas": self.blas.name,
+            "device": _device(),
+        }
+
+    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
+        """A session under `spec.kv`.
+
+        Raises: ModelError, KVUnsupportedError, ConfigMismatchError, MissingPackageError.
+        """
+        return self._session(spec, blobs)
+
+    @contextmanager
+    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
+        self.check_kv(spec.model, spec.kv)
+        runtime = self._runtime()
+        session = runtime.open_session(
+            self._source(spec.model),
+            spec,
+            blobs,
+            eos_ids=self.tokenizer(spec.model).eos_ids,
+            batch=int(self._options["batch"]),
+            dtype=self._options["dtype"],
+        )
+        try:
+            yield session
+        finally:
+            del session
+            gc.collect()
+            runtime.free_memory()
+
+    def _source(self, model: str) -> ModelSource:
+        if model not in self._models:
+            self._models[model] = find_model(model)
+        return self._models[model]
+
+    def _check_codecs(self, kv: KVConfig, head_dim: int) -> None:
+        with self._mlx():
+            from refract.backends.mlx.codecs import side_codecs
+        side_codecs(kv, head_dim)
+
+    def _runtime(self) -> Runtime:
+        with self._mlx():
+            from refract.backends.mlx.load import Runtime
+        return Runtime()
+
+    @contextmanager
+    def _mlx(self) -> Iterator[None]:
+        """Where mlx is imported: after the BLAS is in place."""
+        self.blas  # noqa: B018  # loads it
+        try:
+            yield
+        except ImportError as error:
+            raise MissingPackageError(
+                f"the mlx backend cannot be imported: {error}", hint="pip install 'refract-kv[mlx]'"
+            ) from None
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            close = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "it has " + ", ".join(_OPTIONS)
+            raise UsageError(f"the mlx backend has no option {name!r}", hint=hint)
+        if name == "batch" and not (value.isdecimal() and 1 <= int(value) <= 1024):
+            raise UsageError(f"batch must be a number from 1 to 1024, found {value!r}", hint="leave it out for 32")
+        if name == "dtype" and value not in ("auto", "float32", "float16", "bfloat16"):
+            raise UsageError(f"dtype {value!r} is unknown", hint="use auto, float32, float16 or bfloat16")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingPackageError(
+            f"the mlx backend needs the package {package}", hint="pip install 'refract-kv[mlx]'"
+        ) from None
+
+
+def _package(package: str) -> Check:
+    try:
+        return Check(name=package, status="ok", message=_version(package))
+    except MissingPackageError as error:
+        return Check(name=package, status="fail", message=error.message, fix=error.hint)
+
+
+def _device() -> str:
+    """What kind of processor runs the model; part of the identity, since kernels differ in their last bits."""
+    return f"{platform.system()} {platform.machine()}"

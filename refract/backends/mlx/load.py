@@ -1,0 +1,155 @@
+"""Loads a model, gives every layer its codecs, and verifies that the caches act as requested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from refract.backends._gguf import read_gguf
+from refract.backends.mlx.cache import LayerSpec
+from refract.backends.mlx.codecs import side_codecs
+from refract.backends.mlx.forward import new_caches
+from refract.backends.mlx.gguf_model import load_gguf_model
+from refract.backends.mlx.lanes import make_lanes
+from refract.backends.mlx.model import SplitModel, layer_windows, split_model
+from refract.backends.mlx.session import MLXSession
+from refract.backends.mlx.source import ModelSource
+from refract.engine import Blobs, LoadSpec
+from refract.errors import ConfigMismatchError, ModelError
+from refract.kv import KVConfig
+from refract.work import EffectiveKV
+
+_CACHE_LIMIT_BYTES = 2 << 30  # freed arrays that MLX may keep for reuse
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+class Runtime:
+    """What needs a model in memory: kept apart so that planning a run imports no mlx-lm."""
+
+    def open_session(
+        self, source: ModelSource, spec: LoadSpec, blobs: Blobs, *, eos_ids: frozenset[int], batch: int, dtype: str
+    ) -> MLXSession:
+        """The model loaded from `source`, its caches proven to store what `spec.kv` says."""
+        mx.set_cache_limit(_CACHE_LIMIT_BYTES)
+        model, wanted = _load(source, dtype)
+        split = split_model(model)
+        specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds))
+        effective, vocab_size = probe(split, specs)
+        _require_match(spec.kv, effective)
+        return MLXSession(
+            split,
+            specs,
+            effective_kv=effective,
+            blobs=blobs,
+            eos_ids=eos_ids,
+            vocab_size=vocab_size,
+            max_tokens=spec.max_tokens,
+            dtype=wanted,
+            lanes=make_lanes(),
+            batch=batch,
+        )
+
+    def free_memory(self) -> None:
+        """Returns what MLX keeps of freed arrays to the system."""
+        mx.clear_cache()
+
+
+def _compute_dtype(requested: str) -> mx.Dtype | None:
+    """The dtype to run in, None for the model's own: a CPU is fastest, by far, in float32."""
+    if requested != "auto":
+        return _DTYPES[requested]
+    return mx.float32 if mx.default_device() == mx.cpu else None
+
+
+def _load(source: ModelSource, dtype: str) -> tuple[nn.Module, mx.Dtype]:
+    wanted = _compute_dtype(dtype)
+    if source.is_gguf:
+        wanted = wanted or mx.float16
+        return load_gguf_model(read_gguf(source.path), wanted)[0], wanted
+    from mlx_lm.utils import load_model
+
+    try:
+        model, _ = load_model(source.path)
+    except (ValueError, KeyError, FileNotFoundError, RuntimeError) as error:
+        raise ModelError(
+            f"mlx-lm cannot load {source.name} ({source.architecture}): {error}",
+            hint="check that this mlx-lm version supports the architecture",
+        ) from None
+    if wanted is not None:
+        model.set_dtype(wanted)
+    mx.eval(model.parameters())
+    return model, wanted or model.layers[0].input_layernorm.weight.dtype
+
+
+def layer_specs(kv: KVConfig, head_dim: int, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
+    """Each layer's codecs: the boundary format in the first and last n layers of a side, the side's own elsewhere."""
+    (k, k_edge), (v, v_edge) = side_codecs(kv, head_dim)
+    k_boundary, v_boundary = kv.boundary
+    count = len(windows)
+    return tuple(
+        LayerSpec(
+            k=k_edge if min(layer, count - 1 - layer) < k_boundary else k,
+            v=v_edge if min(layer, count - 1 - layer) < v_boundary else v,
+            window=window,
+        )
+        for layer, window in enumerate(windows)
+    )
+
+
+def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, int]:
+    """What the caches hold after two tokens went through the model, and the width of its logits.
+
+    Raises: ModelError when a layer never wrote to its cache.
+    """
+    caches = new_caches(specs)
+    logits = model.head(model.trunk(mx.array([[0, 1]]), cache=caches))
+    mx.eval(logits)
+    unused = [layer for layer, cache in enumerate(caches) if cache.keys is None or cache.values is None]
+    if unused:
+        raise ModelError(
+            f"layers {unused} of this model keep their keys and values elsewhere, out of a codec's reach",
+            hint="use another engine for this architecture",
+        )
+    size = 0.0
+    for cache in caches:
+        for codec, store in ((cache.spec.k, cache.keys), (cache.spec.v, cache.values)):
+            heads, dim = store.shape[1], store.shape[3]
+            size += heads * dim * codec.bits_per_value / 8
+    windows = sorted({spec.window for spec in specs if spec.window is not None})
+    note = tuple(f"{sum(s.window == w for s in specs)} layers attend to {w} tokens only, compressed like the others" for w in windows)
+    effective = EffectiveKV(
+        k=_common(spec.k.name for spec in specs),
+        v=_common(spec.v.name for spec in specs),
+        layers=len(specs),
+        layers_compressed=sum(spec.compressed for spec in specs),
+        bytes_per_token=size,
+        notes=(*note, *_boundary_notes(specs)),
+    )
+    return effective, int(logits.shape[-1])
+
+
+def _common(names: object) -> str:
+    listed = list(names)  # type: ignore[call-overload]
+    return max(set(listed), key=listed.count)
+
+
+def _boundary_notes(specs: Sequence[LayerSpec]) -> tuple[str, ...]:
+    notes = []
+    for side, names in (("K", [s.k.name for s in specs]), ("V", [s.v.name for s in specs])):
+        main = _common(names)
+        others = [f"{layer} ({name})" for layer, name in enumerate(names) if name != main]
+        if others:
+            notes.append(f"{side} is stored otherwise in layers {', '.join(others)}")
+    return tuple(notes)
+
+
+def _require_match(kv: KVConfig, effective: EffectiveKV) -> None:
+    if (str(kv.k), str(kv.v)) != (effective.k, effective.v):
+        raise ConfigMismatchError(
+            f"asked for {kv}, the caches hold ctk={effective.k},ctv={effective.v}",
+            hint="this is a bug; please report it with the output of: refract selftest",
+        )
+
+

@@ -1,0 +1,190 @@
+"""Answers requests with a loaded MLX model under one KV configuration."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from refract.backends._logits import list_top, token_logprobs
+from refract.backends.mlx.cache import LayerSpec
+from refract.backends.mlx.decode import decode
+from refract.backends.mlx.forward import CHUNK, hidden_before
+from refract.backends.mlx.hidden import Hidden, compare_hidden, join, read_base, to_numpy, write_base
+from refract.backends.mlx.model import SplitModel
+from refract.backends.mlx.tracks import ForcedTrack, GreedyTrack, Track
+from refract.engine import Blobs
+from refract.work import (
+    Answer,
+    Base,
+    CompareBase,
+    Divergence,
+    EffectiveKV,
+    Failure,
+    Generate,
+    Generation,
+    Request,
+    ScoreTokens,
+    TokenScores,
+    WriteBase,
+)
+
+_Job = TypeVar("_Job")
+_AHEAD = 2  # windows queued on a lane before the oldest is read
+
+
+@dataclass(slots=True)
+class _Windows:
+    """A KL request whose windows are being worked on."""
+
+    request: WriteBase | CompareBase
+    hidden: dict[int, Hidden] = field(default_factory=dict)
+    divergences: dict[int, Divergence] = field(default_factory=dict)
+
+
+class MLXSession:
+    """One model, one KV configuration. Every request starts from caches of its own."""
+
+    def __init__(
+        self,
+        model: SplitModel,
+        specs: Sequence[LayerSpec],
+        *,
+        effective_kv: EffectiveKV,
+        blobs: Blobs,
+        eos_ids: frozenset[int],
+        vocab_size: int,
+        max_tokens: int,
+        dtype: mx.Dtype,
+        lanes: Sequence[mx.Stream],
+        batch: int,
+    ) -> None:
+        self.effective_kv = effective_kv
+        self._model, self._specs, self._blobs = model, specs, blobs
+        self._eos_ids, self._vocab_size, self._max_tokens = eos_ids, vocab_size, max_tokens
+        self._dtype, self._lanes, self._batch = dtype, lanes, batch
+
+    def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
+        """Answers every request once: windows scored in one pass first, then everything decoded token by token."""
+        valid: list[Request] = []
+        for request in dict.fromkeys(requests):
+            failure = self._refusal(request)
+            if failure is None:
+                valid.append(request)
+            else:
+                yield request, failure
+        yield from self._run_windows([r for r in valid if isinstance(r, WriteBase | CompareBase) and r.protocol == "prefill"])
+        yield from self._run_chunked([r for r in valid if isinstance(r, ScoreTokens) and r.step > 1])
+        yield from self._run_decoded(
+            [
+                r
+                for r in valid
+                if isinstance(r, Generate)
+                or (isinstance(r, ScoreTokens) and r.step == 1)
+                or (isinstance(r, WriteBase | CompareBase) and r.protocol == "decode")
+            ]
+        )
+
+    def _refusal(self, request: Request) -> Failure | None:
+        sequences = _sequences(request)
+        for tokens, total in sequences:
+            if not tokens:
+                return Failure(kind="empty-prompt", message="a request needs at least one token of context")
+            if total > self._max_tokens:
+                return Failure(kind="too-long", message=f"{total} tokens, the session holds {self._max_tokens}")
+            outside = [token for token in tokens if not 0 <= token < self._vocab_size]
+            if outside:
+                message = f"token id {outside[0]} is outside the vocabulary of {self._vocab_size}"
+                return Failure(kind="invalid-token", message=message)
+        return None
+
+    def _run_windows(self, requests: Sequence[WriteBase | CompareBase]) -> Iterator[tuple[Request, Answer]]:
+        pending = {id(request): _Windows(request) for request in requests}
+        jobs = [(pending[id(request)], index) for request in requests for index in range(len(request.windows))]
+        for (task, index), hidden in self._ahead(jobs, self._window_hidden):
+            if (answer := self._settle(task, index, to_numpy(hidden))) is not None:
+                yield task.request, answer
+
+    def _window_hidden(self, job: tuple[_Windows, int]) -> mx.array:
+        window = job[0].request.windows[job[1]]
+        return hidden_before(self._model, self._specs, window.tokens, window.start, CHUNK)
+
+    def _ahead(self, jobs: Sequence[_Job], build: Callable[[_Job], mx.array]) -> Iterator[tuple[_Job, mx.array]]:
+        """Each job with its array, in order, later ones already running on the lanes."""
+        running: deque[tuple[_Job, mx.array]] = deque()
+        for number, job in enumerate(jobs):
+            with mx.stream(self._lanes[number % len(self._lanes)]):
+                array = build(job)
+                mx.async_eval(array)
+            running.append((job, array))
+            if len(running) > _AHEAD * len(self._lanes):
+                yield running.popleft()
+        yield from running
+
+    def _settle(self, task: _Windows, index: int, hidden: Hidden) -> Answer | None:
+        """Takes in one window's hidden states; the request's answer when it was the last."""
+        request = task.request
+        if isinstance(request, WriteBase):
+            task.hidden[index] = hidden
+            if len(task.hidden) < len(request.windows):
+                return None
+            return Base(blob=write_base(self._blobs, [task.hidden[i] for i in range(len(request.windows))]))
+        sizes = [window.positions for window in request.windows]
+        start = sum(sizes[:index])
+        window = request.windows[index]
+        reference = read_base(self._blobs, request.base)[start : start + sizes[index]]
+        task.divergences[index] = compare_hidden(
+            self._model, reference, hidden, window.tokens[window.start :], self._dtype, window=index
+        )
+        if len(task.divergences) < len(sizes):
+            return None
+        return join([task.divergences[i] for i in range(len(sizes))])
+
+    def _run_chunked(self, requests: Sequence[ScoreTokens]) -> Iterator[tuple[Request, Answer]]:
+        def build(request: ScoreTokens) -> mx.array:
+            hidden = hidden_before(self._model, self._specs, request.tokens, request.start, request.step)
+            return self._model.head(hidden[None])[0]
+
+        for request, array in self._ahead(requests, build):
+            logits = to_numpy(array)
+            listed = list_top(logits, request.top_k) if request.top_k else None
+            yield request, TokenScores(logprobs=token_logprobs(logits, request.tokens[request.start :]), listed=listed)
+
+    def _run_decoded(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer]]:
+        tracks = [track for request in requests for track in self._tracks(request)]
+        for track in decode(self._model, self._specs, tracks, lanes=self._lanes, batch=self._batch):
+            if isinstance(track, GreedyTrack):
+                yield track.owner, self._generation(track)
+            elif isinstance(track, ForcedTrack) and isinstance(track.owner, ScoreTokens):
+                yield track.owner, TokenScores(logprobs=np.array(track.logprobs, np.float32), listed=track.listed)
+            elif isinstance(track, ForcedTrack):
+                task, index = track.owner
+                if (answer := self._settle(task, index, np.stack(track.hidden))) is not None:
+                    yield task.request, answer
+
+    def _tracks(self, request: Request) -> Iterator[Track]:
+        if isinstance(request, Generate):
+            yield GreedyTrack(request, self._eos_ids)
+        elif isinstance(request, ScoreTokens):
+            yield ForcedTrack(request, request.tokens, request.start, top_k=request.top_k)
+        else:
+            task = _Windows(request)
+            for index, window in enumerate(request.windows):
+                yield ForcedTrack((task, index), window.tokens, window.start)
+
+    def _generation(self, track: GreedyTrack) -> Generation:
+        base = write_base(self._blobs, [np.stack(track.hidden)]) if track.hidden else None
+        return Generation(tokens=tuple(track.tokens), stop=track.stop, listed=track.listed, base=base)
+
+
+def _sequences(request: Request) -> list[tuple[tuple[int, ...], int]]:
+    """The token sequences of a request, each with the length it can reach."""
+    if isinstance(request, Generate):
+        return [(request.prompt, len(request.prompt) + request.max_new_tokens)]
+    if isinstance(request, ScoreTokens):
+        return [(request.tokens, len(request.tokens))]
+    return [(window.tokens, len(window.tokens)) for window in request.windows]

@@ -1,0 +1,122 @@
+"""From parsed arguments to the values a run is made of; everything a user can get wrong is refused here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from refract.axes import AXES
+from refract.axes.base import Axis
+from refract.cli import presets
+from refract.cli.parser import suggestion
+from refract.cli.presets import Preset, spread
+from refract.data.corpus import load_corpus
+from refract.data.models import DEFAULT_MODEL, FETCHABLE, model_path
+from refract.data.prompts import load_prompts
+from refract.data.promptset import PromptSet, content_sha256
+from refract.errors import SetupError, UsageError
+from refract.kv import KVConfig, parse_kv
+from refract.run.spec import RunSpec
+
+
+def run_spec(args: argparse.Namespace, model: str) -> RunSpec:
+    """The run that the arguments ask for.
+
+    Raises:
+        UsageError: something in them cannot mean anything; PromptsError and CorpusError name the file.
+    """
+    preset = presets.PRESETS["quick" if args.quick else "full" if args.full else "default"]
+    names = axis_names(args.axes or presets.AXES)
+    refuse_thresholds(args, names)
+    return RunSpec(
+        model=model,
+        reference=kv_config("--reference", args.reference),
+        candidates=candidates(args.candidate, floor=args.measure_floor),
+        axes=axes(names, chunks=args.chunks or preset.chunks, ctx=args.ctx),
+        prompts=prompts(args.prompts, preset),
+        corpus=load_corpus(args.corpus),
+        n_predict=args.n_predict,
+        seed=args.seed,
+        options=engine_options(args.engine_arg, args.batch),
+        measure_floor=args.measure_floor,
+        required=frozenset(names if args.axes else ()),
+    )
+
+
+def model_name(given: str | None, cache: Path) -> str:
+    """The model to load: a fetched one by its short name, the default one when none is given, else as given.
+
+    Raises:
+        SetupError: a model that has to be fetched first.
+    """
+    name = given or DEFAULT_MODEL
+    if name not in FETCHABLE or Path(name).exists():
+        return name
+    path = model_path(cache, name)
+    if not path.is_file():
+        which = f"the model {name}" if given else "the default model"
+        raise SetupError(f"{which} is not here yet", hint=f"refract fetch --model {name}")
+    return str(path)
+
+
+def kv_config(option: str, text: str) -> KVConfig:
+    """The configuration an option gives. Raises: KVSyntaxError and KVUnsupportedError, which name the option."""
+    try:
+        return parse_kv(text)
+    except UsageError as error:
+        raise type(error)(f"{option}: {error.message}", hint=error.hint) from None
+
+
+def candidates(texts: Sequence[str], *, floor: bool) -> tuple[KVConfig, ...]:
+    """The candidates' configurations; none is enough when only the floor is asked for."""
+    if not texts and not floor:
+        raise UsageError("there is no candidate", hint="name one, for example: --candidate ctk=q8_0,ctv=turbo3")
+    return tuple(kv_config("--candidate", text) for text in texts)
+
+
+def axis_names(text: str) -> tuple[str, ...]:
+    """The axes in a comma-separated list. Raises: UsageError for an unknown or repeated one."""
+    names = tuple(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name not in AXES:
+            hint = suggestion(name, AXES) or f"the axes are {', '.join(AXES)}"
+            raise UsageError(f"--axes: unknown axis {name or 'without a name'}, expected {', '.join(AXES)}", hint=hint)
+    if len(set(names)) < len(names):
+        raise UsageError(f"--axes: an axis is named twice in {text}", hint="name each once")
+    return names
+
+
+def axes(names: Iterable[str], *, chunks: int, ctx: int) -> tuple[Axis, ...]:
+    """The axes with their knobs."""
+    knobs = {"kld": {"chunks": chunks, "ctx": ctx}}
+    return tuple(AXES[name](**knobs.get(name, {})) for name in names)
+
+
+def prompts(path: Path | None, preset: Preset) -> PromptSet:
+    """The prompts of the preset's tier, thinned out to its number."""
+    chosen = load_prompts(path).tier(preset.tier)
+    indices = spread(len(chosen.prompts), preset.prompts)
+    kept = tuple(chosen.prompts[i] for i in indices)
+    return replace(chosen, prompts=kept, sha256=content_sha256(kept))
+
+
+def engine_options(pairs: Sequence[tuple[str, str]], batch: int | None) -> dict[str, str]:
+    """The engine's own options as a mapping. Raises: UsageError for a key given twice."""
+    every = [*pairs, *([("batch", str(batch))] if batch else [])]
+    options = dict(every)
+    if len(options) < len(every):
+        keys = [key for key, _ in every]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UsageError(f"the engine option {twice} is given twice", hint="keep one of them")
+    return options
+
+
+def refuse_thresholds(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raises: UsageError for a threshold on something that the axes asked for cannot give."""
+    if args.fail_under is not None and len(names) < 2:
+        hint = "name two axes or more, or use --fail-over-kld"
+        raise UsageError(f"--fail-under needs a composite, and the axis {names[0]} alone gives none", hint=hint)
+    if args.fail_over_kld is not None and "kld" not in names:
+        raise UsageError("--fail-over-kld needs the axis kld", hint=f"use --axes {','.join(names)},kld")

@@ -1,0 +1,60 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_cache_dir(parser: argparse._ActionsContainer) -> None:
+    """Adds --cache-dir to a parser or a group of one."""
+    text = "where models and answers are kept (default: the user's cache folder)"
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help=text)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+    return number
+
+
+def score(text: str) -> float:
+    """A score: 0 to 100."""
+    return _between(text, 0.0, 100.0)
+
+
+def nats(text: str) -> float:
+    """A divergence in nats."""
+    return _between(text, 0.0, 1e6)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = low - 1.0
+    if not low <= number <= high:
+        raise argparse.ArgumentTypeError(f"expected a number from {low:g} to {high:g}, found {text!r}")
+    return number
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """A pair written key=value."""
+    key, equals, value = text.partition("=")
+    if not (key.strip() and equals):
+        raise argparse.ArgumentTypeError(f"expected key=value, found {text!r}")
+    return key.strip(), value.strip()

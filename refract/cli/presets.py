@@ -1,0 +1,36 @@
+"""How much a run measures: the one place that decides the sizes of --quick, of a plain run and of --full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A tier of the prompt set, at most `prompts` of them spread evenly over it, and a number of corpus windows."""
+
+    tier: str
+    chunks: int
+    prompts: int | None = None
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "quick": Preset(tier="quick", chunks=8),
+        "default": Preset(tier="default", chunks=32),
+        "full": Preset(tier="full", chunks=32),
+    }
+)
+N_PREDICT = 128
+CTX = 512
+AXES = "trajectory,kld"
+REFERENCE = "ctk=f16,ctv=f16"
+
+
+def spread(total: int, wanted: int | None) -> list[int]:
+    """Indices of `wanted` of `total` items at even distances, in order; all of them when there are no more."""
+    if wanted is None or wanted >= total:
+        return list(range(total))
+    return [i * total // wanted for i in range(wanted)]

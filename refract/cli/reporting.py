@@ -1,0 +1,57 @@
+"""A report in the forms a command line asks for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from refract.cli.output import STDOUT, check_outputs, emit, say
+from refract.errors import ReportError
+from refract.report import from_json, to_html, to_json, to_markdown, to_text, write_text_atomic
+from refract.results import Report
+
+_WIDEST = 100
+
+
+def check_report_outputs(args: argparse.Namespace) -> None:
+    """Makes sure that every report file asked for can be written. Raises: UsageError, SetupError."""
+    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out, "--markdown-out": args.markdown_out})
+
+
+def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> None:
+    """Writes the files asked for, then the text to stdout if that is wanted.
+
+    Raises:
+        SetupError: a file or stdout cannot be written.
+    """
+    for path, form in ((args.json_out, to_json), (args.html_out, to_html), (args.markdown_out, to_markdown)):
+        if path == STDOUT:
+            emit(form(report))
+        elif path is not None:
+            write_text_atomic(path, form(report))
+            say(f"wrote {path}")
+    if text:
+        emit(to_text(report, width=stdout_width(), color=stdout_color()))
+
+
+def read_report(path: Path) -> Report:
+    """The report in a file, or on stdin for `-`. Raises: ReportError, naming the file."""
+    try:
+        text = sys.stdin.read() if path == STDOUT else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ReportError(f"{path} cannot be read: {reason}", hint="name a file that --json-out wrote") from None
+    return from_json(text, source=str(path))
+
+
+def stdout_width() -> int:
+    """Columns to fill: the terminal's up to 100, and 80 for files and pipes."""
+    return min(_WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 80
+
+
+def stdout_color() -> bool:
+    """Whether stdout is a terminal that wants colour (NO_COLOR and TERM=dumb say it does not)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

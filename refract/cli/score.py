@@ -1,0 +1,108 @@
+"""`refract score`: measures candidates against the reference and reports."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from refract.cli import presets
+from refract.cli.options import add_cache_dir, key_value, nats, not_negative, positive, score
+
+if TYPE_CHECKING:
+    from refract.cli.parser import Commands, Parser
+
+_DESCRIPTION = (
+    "Runs a model under the reference and under each candidate KV configuration, over the same work, and reports how "
+    "far the candidates move it. Stopped and run again, it goes on where it was."
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Adds `score` to the commands."""
+    parser = commands.add_parser(
+        "score", help="measure KV configurations against a reference", description=_DESCRIPTION
+    )
+    add_run_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_run_options(parser: Parser) -> None:
+    """Adds everything that says what is run and how it is reported."""
+    _add_subject(parser)
+    _add_work(parser)
+    _add_engine(parser)
+    _add_outputs(parser)
+
+
+def _add_subject(parser: Parser) -> None:
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="KV",
+        help="a KV configuration such as ctk=q8_0,ctv=turbo3; repeat it for several",
+    )
+    text = f"the KV configuration they are compared with (default: {presets.REFERENCE})"
+    group.add_argument("--reference", default=presets.REFERENCE, metavar="KV", help=text)
+    text = "a GGUF file, a model folder, a hub name or a name of `refract fetch --list` (default: smollm2)"
+    group.add_argument("--model", metavar="MODEL", help=text)
+    text = f"what is measured, comma-separated (default: {presets.AXES})"
+    group.add_argument("--axes", metavar="AXES", help=text)
+    group.add_argument("--measure-floor", action="store_true", help="also measure the reference against itself")
+
+
+def _add_work(parser: Parser) -> None:
+    group = parser.add_argument_group("how much, over what")
+    quick, plain = presets.PRESETS["quick"], presets.PRESETS["default"]
+    size = group.add_mutually_exclusive_group()
+    text = f"the prompts of the tier {quick.tier} and {quick.chunks} corpus windows: a first look"
+    size.add_argument("--quick", action="store_true", help=text)
+    size.add_argument("--full", action="store_true", help="all bundled prompts: the narrowest intervals")
+    group.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="own prompts, JSON lines (default: the bundled ones)"
+    )
+    text = "own text, a file or a folder of .txt files (default: the bundled corpus)"
+    group.add_argument("--corpus", type=Path, metavar="PATH", help=text)
+    text = f"tokens generated for a prompt (default: {presets.N_PREDICT})"
+    group.add_argument("--n-predict", type=positive, default=presets.N_PREDICT, metavar="N", help=text)
+    text = f"windows of the corpus (default: {plain.chunks}; with --quick {quick.chunks})"
+    group.add_argument("--chunks", type=positive, metavar="N", help=text)
+    text = f"tokens in a window (default: {presets.CTX})"
+    group.add_argument("--ctx", type=positive, default=presets.CTX, metavar="N", help=text)
+    group.add_argument(
+        "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is drawn (default: 0)"
+    )
+
+
+def _add_engine(parser: Parser) -> None:
+    group = parser.add_argument_group("engine and cache")
+    group.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
+    group.add_argument("--batch", type=positive, metavar="N", help="prompts decoded at once (default: the engine's)")
+    text = "an option of the engine itself; repeat it for several"
+    group.add_argument("--engine-arg", action="append", type=key_value, default=[], metavar="KEY=VALUE", help=text)
+    add_cache_dir(group)
+    group.add_argument("--no-cache", action="store_true", help="neither read nor keep answers")
+
+
+def _add_outputs(parser: Parser) -> None:
+    group = parser.add_argument_group("report and exit code")
+    text = "also write the report as JSON; with - it goes to stdout instead of the text"
+    group.add_argument("--json-out", type=Path, metavar="FILE", help=text)
+    group.add_argument("--html-out", type=Path, metavar="FILE", help="also write the report as one HTML file")
+    group.add_argument("--markdown-out", type=Path, metavar="FILE", help="also write the report as Markdown")
+    text = "exit with 10 when a candidate's composite is below this, or has none"
+    group.add_argument("--fail-under", type=score, metavar="SCORE", help=text)
+    text = "exit with 10 when a candidate's mean KL divergence is above this, or unknown"
+    group.add_argument("--fail-over-kld", type=nats, metavar="NATS", help=text)
+    text = "how progress is shown on stderr: auto is a bar on a terminal, plain lines elsewhere"
+    choices = ("auto", "bar", "plain", "json", "none")
+    group.add_argument("--progress", choices=choices, default="auto", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Refuses what cannot work, measures, reports; returns 0, or 10 when a threshold is missed."""
+    from refract.cli import scoring
+
+    return scoring.score(args)

@@ -1,0 +1,47 @@
+"""The work behind `refract score`: refusals first, then the run, then the report and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from refract.backends import load_engine
+from refract.cli import inputs
+from refract.cli.output import STDOUT, say
+from refract.cli.progress import listener
+from refract.cli.reporting import check_report_outputs, write_report
+from refract.cli.thresholds import MISSED, missed
+from refract.run.cache import cache_folder
+from refract.run.provenance import build_report
+from refract.run.runner import run
+from refract.run.store import AnswerStore, MemoryStore, Store
+
+
+def score(args: argparse.Namespace, *, allow_load: bool = True) -> int:
+    """Measures, or only scores again, and reports; returns 0, or 10 when a threshold is missed."""
+    check_report_outputs(args)
+    cache = cache_folder(args.cache_dir)
+    spec = inputs.run_spec(args, inputs.model_name(args.model, cache))
+    engine = load_engine(args.backend, spec.options)
+    with open_store(cache, keep=not args.no_cache) as store, listener(args.progress) as progress:
+        result = run(spec, engine, store, progress=progress, allow_load=allow_load)
+    report = build_report(result, spec, ["refract", *args.words])
+    write_report(report, args, text=args.json_out != STDOUT)
+    lines = missed(report, fail_under=args.fail_under, fail_over_kld=args.fail_over_kld)
+    for line in lines:
+        say(line)
+    return MISSED if lines else 0
+
+
+@contextlib.contextmanager
+def open_store(cache: Path, *, keep: bool) -> Iterator[Store]:
+    """The answer store of the cache folder, or one that is forgotten."""
+    if keep:
+        with AnswerStore(cache) as store:
+            yield store
+    else:
+        with TemporaryDirectory(prefix="refract-", ignore_cleanup_errors=True) as folder:
+            yield MemoryStore(Path(folder))

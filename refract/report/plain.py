@@ -1,0 +1,58 @@
+"""Text from models and users made safe to show: nothing a terminal, an editor or a browser acts on."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = "\u200c\u200d"  # part of the spelling of some scripts and of emoji
+_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_ASCII = str.maketrans(
+    {
+        "→": "->",
+        "×": "x",
+        "–": "-",
+        "—": "-",
+        "−": "-",
+        "…": "...",
+        "≥": ">=",
+        "≤": "<=",
+        "±": "+/-",
+        "Δ": "delta ",
+        "‖": "||",
+        "·": ".",
+        "█": "#",
+        "─": "-",
+        "★": "*",
+        "’": "'",
+    }
+)
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """`text` with control, format and surrogate characters spelled as escapes, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in keep or char in _JOINERS or unicodedata.category(char) not in _ESCAPED else _spelled(char)
+        for char in text
+    )
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    if char in _SHORT:
+        return _SHORT[char]
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clipped(text: str, limit: int) -> str:
+    """`text` if it has at most `limit` characters, else its beginning and a note that says how much is missing."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({len(text) - limit:,} more characters not shown)"
+
+
+def ascii_only(text: str) -> str:
+    """`text` in ASCII: our own symbols by their usual spelling, all else as escapes."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()

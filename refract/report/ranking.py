@@ -1,0 +1,135 @@
+"""Several candidates in order: shared ranks where the paired interval holds 0, and the Pareto front over size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from refract.results import AxisResult, CandidateResult, Estimate
+from refract.stats.composite import composite, composite_difference
+from refract.stats.paired import paired_score_difference, tie_groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A candidate's place; `rank` is None where an axis of the ranking was not measured.
+
+    `score` is over the axes of the ranking. `tied` says that the rank is shared; `pareto` that no other ranked candidate
+    is as small and as close.
+    """
+
+    candidate: CandidateResult
+    score: Estimate | None
+    rank: int | None
+    tied: bool = False
+    pareto: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Candidates best first, then those without a rank in the order given; `basis` names the axes compared."""
+
+    basis: tuple[str, ...]
+    rows: tuple[Ranked, ...]
+
+    @property
+    def name(self) -> str:
+        """What is ranked: a composite, one axis, or nothing."""
+        return f"REFRACT[{'+'.join(self.basis)}]" if len(self.basis) > 1 else "".join(self.basis)
+
+
+def axis_of(candidate: CandidateResult, name: str) -> AxisResult | None:
+    """The candidate's result on an axis, if it has one."""
+    return next((axis for axis in candidate.axes if axis.axis == name), None)
+
+
+def rank(candidates: Sequence[CandidateResult]) -> Ranking:
+    """The candidates ranked by their score on the axes they share."""
+    basis = common_axes(candidates)
+    scored = {i: score for i, c in enumerate(candidates) if (score := score_on(c, basis)) is not None}
+    groups = tie_groups(
+        [str(i) for i in scored],
+        [score.value for score in scored.values()],
+        lambda a, b: indistinguishable(candidates[int(a)], candidates[int(b)], basis),
+    )
+    front = pareto([(candidates[i].effective.bytes_per_token, score.value) for i, score in scored.items()])
+    on_front = {i for i, marked in zip(scored, front, strict=True) if marked}
+    rows: list[Ranked] = []
+    for group in groups:
+        place = len(rows) + 1
+        for i in map(int, group):
+            rows.append(
+                Ranked(candidate=candidates[i], score=scored[i], rank=place, tied=len(group) > 1, pareto=i in on_front)
+            )
+    rest = (Ranked(candidate=c, score=None, rank=None) for i, c in enumerate(candidates) if i not in scored)
+    return Ranking(basis=basis, rows=(*rows, *rest))
+
+
+def ok_axes(candidate: CandidateResult) -> tuple[str, ...]:
+    """The names of the axes that are ok, in their order."""
+    return tuple(axis.axis for axis in candidate.axes if axis.status == "ok")
+
+
+def common_axes(candidates: Sequence[CandidateResult]) -> tuple[str, ...]:
+    """The axes that are ok for every candidate with a composite; without composites, for every one with any axis.
+
+    Where they share none, the set that most candidates have.
+    """
+    sets = [ok_axes(c) for c in candidates if c.composite.score is not None] or [
+        axes for axes in map(ok_axes, candidates) if axes
+    ]
+    if not sets:
+        return ()
+    shared = tuple(axis for axis in sets[0] if all(axis in axes for axes in sets))
+    return shared or max(sets, key=lambda axes: (sets.count(axes), len(axes)))
+
+
+def score_on(candidate: CandidateResult, basis: Sequence[str]) -> Estimate | None:
+    """The candidate's score on these axes, None unless all of them are ok."""
+    axes = _chosen(candidate, basis)
+    if not axes or len(axes) < len(basis):
+        return None
+    if len(axes) == 1:
+        return axes[0].score
+    whole = candidate.composite
+    return whole.score if set(whole.axes) == set(basis) and whole.score else composite(axes).score
+
+
+def _chosen(candidate: CandidateResult, basis: Sequence[str]) -> list[AxisResult]:
+    return [axis for axis in candidate.axes if axis.axis in basis and axis.status == "ok"]
+
+
+def difference(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> Estimate:
+    """Score of `a` minus score of `b` on these axes, paired; positive means that `a` is closer to the reference.
+
+    Raises: ValueError when they cannot be paired: an axis is missing, or no sample is shared.
+    """
+    ours, theirs = _chosen(a, basis), _chosen(b, basis)
+    if not basis or len(ours) < len(basis) or len(theirs) < len(basis):
+        raise ValueError(f"not every one of {', '.join(basis)} was measured on both sides")
+    if len(basis) > 1:
+        return composite_difference(ours, theirs)
+    left, right = ours[0], theirs[0]
+    proportion = left.score is not None and left.score.method == "wilson"
+    return paired_score_difference(left.link, left.samples, right.samples, unit=left.unit, proportion=proportion)
+
+
+def indistinguishable(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> bool:
+    """Whether the paired interval of the difference holds 0, or there is none to tell them apart."""
+    try:
+        found = difference(a, b, basis)
+    except ValueError:
+        return True
+    return found.low <= 0.0 <= found.high
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """For (bytes, score) points, whether no other has at most the bytes and at least the score, and one of them better.
+
+    Points of unknown size (0) are never marked.
+    """
+    return [
+        size > 0.0
+        and not any(0.0 < s <= size and v >= value and (s, v) != (size, value) for s, v in points)
+        for size, value in points
+    ]

@@ -1,0 +1,127 @@
+"""The tables of the text report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from refract.report.ranking import Ranked, Ranking, axis_of
+from refract.report.words import (
+    STATUS_WORDS,
+    bands,
+    counted,
+    interval,
+    label_of,
+    size_words,
+    statistic,
+)
+from refract.results import AxisResult, CandidateResult
+from refract.work import EffectiveKV
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from refract.report.pen import Pen
+
+BAR_CELLS = (8, 30)  # fewest and most
+MOST_UNKNOWN = 6  # statistics shown of an axis this file knows nothing about
+
+
+def table(pen: Pen, columns: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
+    """Columns without lines. Headers begin with "<" or ">" for the side, and end with "!" if cells must not be broken."""
+    out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(c.strip("<>!") for c in columns))
+    for column in columns:
+        header, side = pen.text(column[1:].removesuffix("!"), "dim"), "right" if column[0] == ">" else "left"
+        out.add_column(header, justify=side, overflow="fold", no_wrap=column.endswith("!"))  # type: ignore[arg-type]
+    for row in rows:
+        out.add_row(*row)
+    return out
+
+
+def ranking_table(ranking: Ranking, reference: EffectiveKV, pen: Pen) -> Iterator[RenderableType]:
+    """Candidates best first, with shared ranks and the Pareto mark, and a line that explains both."""
+    columns = ("<rank!", "<candidate", "<score!", "<band", "<KV size")
+    yield table(pen, columns, [_ranked_row(row, reference, pen) for row in ranking.rows])
+    if ranking.name:
+        yield pen.text(ranking_note(ranking), "dim")
+
+
+def ranking_note(ranking: Ranking) -> str:
+    """What the marks of a ranking mean, only those that occur."""
+    notes = [f"Ranked by {ranking.name}."]
+    if any(row.tied for row in ranking.rows):
+        notes.append("= shares its rank: the paired interval of the difference holds 0.")
+    if any(row.pareto for row in ranking.rows):
+        notes.append("* on the Pareto front: no other is as small and as close.")
+    if any(row.rank is None for row in ranking.rows):
+        notes.append("Without a rank: an axis of the ranking has no score.")
+    return " ".join(notes)
+
+
+def _ranked_row(row: Ranked, reference: EffectiveKV, pen: Pen) -> list[Text]:
+    place = "–" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}{' *' if row.pareto else ''}"
+    score = "–" if row.score is None else f"{row.score.value:5.1f} {interval(row.score)}"
+    size = size_words(row.candidate.effective, reference) or "not known"
+    band = "/".join(bands(row.candidate.composite)) or "no score"
+    return [pen.text(cell) for cell in (place, row.candidate.kv, score, band, size)]
+
+
+def axis_table(candidate: CandidateResult, floor: CandidateResult | None, pen: Pen) -> Table:
+    """One row for each axis: score and interval, both drawn, status, what was measured, and the floor's score."""
+    rows = [_axis_cells(axis, floor) for axis in candidate.axes]
+    headers = ["<axis", "<score!", "<status", "<measured", *([">floor!"] if floor else ())]
+    shown = [[header.strip("<>!") for header in headers], *rows]
+    taken = sum(2 + max(pen.text(row[i]).cell_len for row in shown) for i in range(len(headers)))
+    cells = min(BAR_CELLS[1], max(BAR_CELLS[0], pen.width - taken))
+    headers.insert(2, f"<0{'100':>{cells - 1}}!")
+    drawn = []
+    for axis, row in zip(candidate.axes, rows, strict=True):
+        texts = [pen.text(cell) for cell in row]
+        drawn.append([*texts[:2], pen.bar(axis.score, cells), *texts[2:]])
+    return table(pen, headers, drawn)
+
+
+def _axis_cells(axis: AxisResult, floor: CandidateResult | None) -> list[str]:
+    score = axis.score
+    cells = [
+        axis.axis,
+        "    –" if score is None else f"{score.value:5.1f} {interval(score)}",
+        STATUS_WORDS[axis.status],
+        "" if score is None else counted(score.n, score.clusters, axis.unit),
+    ]
+    if floor is not None:
+        same = axis_of(floor, axis.axis)
+        cells.append("–" if same is None or same.score is None else f"{same.score.value:.1f}")
+    return cells
+
+
+def statistics_table(candidate: CandidateResult, pen: Pen) -> Table:
+    """The key statistics of every axis, its name once."""
+    rows: list[list[Text]] = []
+    for axis in candidate.axes:
+        for i, (name, value) in enumerate(key_statistics(axis)):
+            rows.append([pen.text(axis.axis if i == 0 else "", "bold"), pen.text(name), pen.text(value)])
+    return table(pen, ("<", "<", "<!"), rows)
+
+
+def key_statistics(axis: AxisResult) -> list[tuple[str, str]]:
+    """(label, value) of the statistics that belong in a short report; of an unknown axis, the first few."""
+    labels = {name: label_of(name) for name in axis.statistics}
+    chosen = [name for name in labels if labels[name].key] or list(labels)[:MOST_UNKNOWN]
+    return [(labels[name].text, statistic(axis.statistics[name], labels[name].kind)) for name in chosen]
+
+
+def pairs_table(pairs: Iterable[tuple[str, str]], pen: Pen) -> Table:
+    """Labels and values side by side, the values with a hanging indent."""
+    return table(pen, ("<!", "<"), [[pen.text(f"  {name}", "dim"), pen.text(value)] for name, value in pairs])
+
+
+def bullets(sentences: Iterable[str], pen: Pen) -> Table:
+    """A list, each item with a hanging indent."""
+    out = Table.grid(padding=(0, 1, 0, 0))
+    for sentence in sentences:
+        out.add_row(pen.text("  -"), pen.text(sentence))
+    return out

@@ -1,0 +1,100 @@
+"""Guards against candidates that were never measured: pure functions of answers (DESIGN §7)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from refract.axes.base import Answers
+from refract.kv import KVConfig
+from refract.results import AxisResult
+from refract.run.codec import encode
+from refract.work import Answer, Divergence, EffectiveKV, Failure, Generation, Request, TokenScores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one configuration really was and what it answered."""
+
+    kv: KVConfig
+    effective: EffectiveKV
+    answers: Answers
+
+
+def never_acted(reference: Measured, candidate: Measured) -> str | None:
+    """Why a lossy candidate cannot have acted; None when it did, is not lossy, or is the reference itself."""
+    if candidate.kv.is_reference_like or candidate.kv == reference.kv:
+        return None
+    effective, formats = candidate.effective, (candidate.kv.k, candidate.kv.v)
+    if effective.layers_compressed == 0 and any(side.compressed for side in formats):
+        return f"the engine compressed none of {effective.layers} layers (it stores {effective.k}/{effective.v})"
+    evidence = list(_differences(reference.answers, candidate.answers))
+    if evidence and not any(evidence):
+        return (
+            f"all {len(evidence)} measured distributions of {candidate.kv} equal the reference's bit for bit,"
+            " which no lossy format can: the compressed cache was not read"
+        )
+    return None
+
+
+def as_not_exercised(result: AxisResult, reason: str) -> AxisResult:
+    """The axis result without its score. One that never ran, or failed, stays what it is."""
+    if result.status in ("not-run", "failed"):
+        return result
+    return replace(result, status="not-exercised", score=None, reason=reason)
+
+
+def duplicates(candidates: Sequence[Measured]) -> dict[int, str]:
+    """For each candidate (by position) that answered exactly as an earlier or later one did: with whom, and why."""
+    prints = [answers_digest(candidate.answers) for candidate in candidates]
+    found = {}
+    for i, own in enumerate(candidates):
+        twins = [other for j, other in enumerate(candidates) if j != i and prints[i] and prints[j] == prints[i]]
+        if twins:
+            names = " and ".join(str(twin.kv) for twin in twins)
+            found[i] = f"duplicates: every answer equals that of {names} bit for bit; {_likely_reason(own, twins[0])}"
+    return found
+
+
+def answers_digest(answers: Answers) -> str:
+    """sha256 over all answers, in an order of its own; empty when there is no answer but failures."""
+    parts = sorted(_entry(request, answer) for request, answer in answers.items() if not isinstance(answer, Failure))
+    return hashlib.sha256(b"".join(parts)).hexdigest() if parts else ""
+
+
+def _entry(request: Request, answer: Answer) -> bytes:
+    return hashlib.sha256(repr(request).encode()).digest() + hashlib.sha256(encode(answer)).digest()
+
+
+def _likely_reason(one: Measured, other: Measured) -> str:
+    same = (one.effective.k, one.effective.v) == (other.effective.k, other.effective.v)
+    if same:
+        return f"the engine stores both as {one.effective.k}/{one.effective.v}"
+    if one.effective.layers_compressed == 0 and other.effective.layers_compressed == 0:
+        return "neither compressed a layer"
+    numeric = any(isinstance(answer, Divergence | TokenScores) for answer in one.answers.values())
+    if not numeric:
+        return "likely too few tokens were compared to tell them apart: add the kld axis"
+    return "likely the engine decodes both formats the same way, or both requests reached one server"
+
+
+def _differences(reference: Answers, candidate: Answers) -> Iterator[bool]:
+    """For every answer that shows distributions: whether it differs from the reference's at all."""
+    for request, answer in candidate.items():
+        if isinstance(answer, Divergence):
+            yield any(np.any(part != 0.0) for part in (answer.kl, answer.token_nll_delta, answer.token_p_delta))
+        elif isinstance(answer, TokenScores | Generation):
+            own, other = _numbers(answer), _numbers(reference.get(request))
+            if own is not None and other is not None:
+                yield not np.array_equal(own, other, equal_nan=True)
+
+
+def _numbers(answer: Answer | Failure | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+    if isinstance(answer, TokenScores):
+        return answer.logprobs
+    if isinstance(answer, Generation) and answer.listed is not None and answer.listed.logprobs.size:
+        return answer.listed.logprobs
+    return None

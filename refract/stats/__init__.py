@@ -1,0 +1,1 @@
+"""Pure maths: values in, frozen values out, no I/O, numpy and the standard library only."""

@@ -1,0 +1,1 @@
+"""Tests of the axes: hand-made answers in, results out."""

@@ -1,0 +1,1 @@
+"""The command line, with the fake engine behind it."""
