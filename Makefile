@@ -1,23 +1,15 @@
-# The two commands of the README are `make demo` and `make test`; each makes its own virtual environment.
+# `make demo` and `make test` need nothing but Python 3.11 or later and make; each makes its own virtual environment.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location
+WHEEL   = build/wheel
 
-.PHONY: demo test test-engines lint bench clean
-
-$(VENV)/.demo: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
-	touch $@
-
-$(VENV)/.dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+.PHONY: demo test test-engines test-wheel lint format docs bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/refract fetch --model smollm2
-	$(BIN)/refract score --candidate ctk=q8_0,ctv=turbo3 --json-out demo-report.json
+	@$(BIN)/refract fetch --model smollm2
+	@$(BIN)/refract score --candidate ctk=q8_0,ctv=turbo3 --json-out demo-report.json --html-out demo-report.html
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests --ignore=tests/engines
@@ -26,13 +18,39 @@ test-engines: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/refract fetch --model smollm2
 	$(BIN)/python -m pytest tests/engines
 
+# The wheel is built from the source distribution, so that both are known to be complete.
+test-wheel: $(VENV)/.dev
+	rm -rf $(WHEEL)
+	$(BIN)/python -m build --outdir $(WHEEL) . > /dev/null
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL)/*.whl
+	$(WHEEL)/venv/bin/python -I tests/wheel_check.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m refract.cli.reference docs
+
 bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks
+
+$(VENV)/.demo: pyproject.toml
+	@echo "installing into $(VENV) (about 1.5 GB with the engine's BLAS; a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from refract.axes.answers import interval_json
+from refract.axes.means import clustered_mean
 from refract.axes.measured import F64, Measured, Stretch, join
 from refract.axes.prefixes import NEAR_TIE
 from refract.results import Estimate, Json, Sample, Statistic
@@ -90,16 +91,7 @@ def _along(trajectories: Measured) -> dict[str, Statistic]:
 def _mean(
     values: F64, measured: Measured, *, log_scale: bool = False, bounds: tuple[float, float] | None = None
 ) -> Estimate | float | None:
-    """The mean over positions, with its interval when there are several places; None if a value is not finite."""
-    if not np.all(np.isfinite(values)):
-        return None
-    if len(measured.stretches) < 2:
-        return float(values.mean())
-    parts = np.split(values, np.cumsum([len(s.divergence) for s in measured.stretches])[:-1])
-    sums, sizes = [float(p.sum()) for p in parts], [float(len(p)) for p in parts]
-    names = [s.place.id for s in measured.stretches]
-    found = estimate.ratio(sums, sizes, clusters=names, log_scale=log_scale, bounds=bounds)
-    return replace(found, n=len(values))
+    return clustered_mean(values, measured.clusters, log_scale=log_scale, bounds=bounds)
 
 
 def _root(found: Estimate | float | None) -> Statistic:

@@ -68,7 +68,7 @@ def _prefix(text: str, tokenizer: Tokenizer, needed: int, *, add_special: bool =
 def _spread(
     corpus: Corpus, section: Section, tokenizer: Tokenizer, begin: int | None, count: int, size: int
 ) -> list[TextWindow]:
-    """Windows from evenly spaced places; if one of these is too dense, evenly from the tokens of the whole section."""
+    """Windows from evenly spaced places; if one of these holds too few, evenly from the tokens of the whole section."""
     text = corpus.text[section.start : section.end]
     bodies = [_slot(text, tokenizer, i, count, size) for i in range(count)]
     if any(len(body) < size for body in bodies):
@@ -85,10 +85,10 @@ def _spread(
 def _slot(text: str, tokenizer: Tokenizer, index: int, count: int, size: int) -> TokenIds:
     """The leading tokens of the `index`-th of `count` equal parts of `text`."""
     start, end = len(text) * index // count, len(text) * (index + 1) // count
-    return _prefix(text[_beginning(text, start) : end], tokenizer, size)
+    return _prefix(text[beginning(text, start) : end], tokenizer, size)
 
 
-def _beginning(text: str, at: int) -> int:
+def beginning(text: str, at: int) -> int:
     """`at`, moved on to the next line or else the next word if one begins nearby."""
     if at == 0:
         return 0

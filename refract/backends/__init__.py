@@ -1,8 +1,8 @@
 """The engines, by name; a backend's modules are imported when it is asked for and not before.
 
 A backend is one entry in `BACKENDS` and one package. Others come from installed distributions that have an entry point
-in the group `refract.backends`. Either names a callable that takes the engine's own options (a mapping of strings) and
-returns an `Engine`.
+in the group `refract.backends`. Either names a callable that takes the engine's own options (a mapping of strings) and a
+folder for what the engine may want to keep, and returns an `Engine`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +20,7 @@ from refract.errors import MissingPackageError, UsageError
 if TYPE_CHECKING:
     from refract.engine import Engine
 
-Factory = Callable[[Mapping[str, str]], "Engine"]
+Factory = Callable[[Mapping[str, str], Path | None], "Engine"]
 
 BACKENDS: Mapping[str, str] = MappingProxyType({"mlx": "refract.backends.mlx.engine:MLXEngine"})
 DEFAULT_BACKEND = "mlx"
@@ -32,7 +33,9 @@ def backend_names() -> tuple[str, ...]:
     return (*BACKENDS, *others)
 
 
-def load_engine(name: str | None = None, options: Mapping[str, str] | None = None) -> Engine:
+def load_engine(
+    name: str | None = None, options: Mapping[str, str] | None = None, cache_dir: Path | None = None
+) -> Engine:
     """The engine of this name, or the default one, with its own options.
 
     Raises:
@@ -44,7 +47,7 @@ def load_engine(name: str | None = None, options: Mapping[str, str] | None = Non
     module, _, attribute = place.partition(":")
     try:
         factory = cast("Factory", getattr(importlib.import_module(module), attribute))
-        return factory(options or {})
+        return factory(options or {}, cache_dir)
     except ModuleNotFoundError as error:
         missing = (error.name or module).partition(".")[0]
         if missing == "refract":

@@ -46,6 +46,11 @@ TURN_ENDS: tuple[str, ...] = (
     "</s>",  # Mistral, Llama 2
 )
 
+# A template runs arbitrary expressions; these are what Python raises for wrong ones.
+_EXPRESSION_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
@@ -81,10 +86,7 @@ class ChatTemplate:
             )
         except TemplateRefusalError as refusal:
             raise _refused(refusal, messages) from None
-        # A template runs arbitrary expressions, so these are what Python raises for a wrong one.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise _failed(error) from None
-        except RecursionError as error:
+        except _EXPRESSION_ERRORS as error:
             raise _failed(error) from None
 
     def turn_ends(self) -> tuple[str, ...]:
@@ -152,8 +154,11 @@ def _compile(source: str) -> Template:
             f"the model's chat template does not parse: line {error.lineno}: {error.message}",
             hint="download the model's tokenizer files again",
         ) from None
-    except (RecursionError, MemoryError):
-        raise ModelError("the model's chat template is nested too deeply to be one") from None
+    # Python's own compiler refuses what jinja2 made of it: a `break` outside a loop, hundreds of brackets.
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ModelError(
+            f"the model's chat template does not parse: {error}", hint="download the model's tokenizer files again"
+        ) from None
 
 
 def _raise_exception(message: object) -> Never:

@@ -242,7 +242,7 @@ def _added_tokens(gguf: GGUF, tokens: Sequence[str], kinds: Sequence[Scalar]) ->
             "rstrip": strips and token not in keeps_space, "normalized": False, "special": kind != _USER_DEFINED,
         }
         for number, token, kind in zip(count(), tokens, kinds, strict=False)
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or (token in TURN_ENDS)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in TURN_ENDS
     ]  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def _tokens(gguf: GGUF) -> list[str]:
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ModelError(
             f"{gguf.path.name} holds no tokenizer (tokenizer.ggml.tokens is missing)",
-            hint="give the part of the model that was written first, or another GGUF file",
+            hint="use a GGUF file that has one, or the model's Hugging Face directory",
         )
     return [_named(str(token), number) for number, token in enumerate(tokens)]
 

@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Sequence
 
 from refract import __version__
-from refract.cli import fetch, formats, render, rescore, score
+from refract.cli import fetch, formats, render, repeatability, rescore, score, selftest
 from refract.cli.output import prepare_streams, say
 from refract.cli.parser import Parser, commands_of, parse
 from refract.errors import RefractError
 
-COMMANDS = (score, fetch, render, rescore, formats)
+COMMANDS = (score, selftest, repeatability, fetch, render, rescore, formats)
 INTERRUPTED = 130
 UNEXPECTED = 1
 # Options whose values mean something else in other commands, so that one variable cannot serve both.

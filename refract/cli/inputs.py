@@ -11,7 +11,7 @@ from refract.axes import AXES
 from refract.axes.base import Axis
 from refract.cli import presets
 from refract.cli.parser import suggestion
-from refract.cli.presets import Preset, spread
+from refract.cli.presets import Preset
 from refract.data.corpus import load_corpus
 from refract.data.models import DEFAULT_MODEL, FETCHABLE, model_path
 from refract.data.prompts import load_prompts
@@ -21,8 +21,8 @@ from refract.kv import KVConfig, parse_kv
 from refract.run.spec import RunSpec
 
 
-def run_spec(args: argparse.Namespace, model: str) -> RunSpec:
-    """The run that the arguments ask for.
+def run_spec(args: argparse.Namespace) -> RunSpec:
+    """The run that the arguments ask for; `model` is still as it was named (see `model_place`).
 
     Raises:
         UsageError: something in them cannot mean anything; PromptsError and CorpusError name the file.
@@ -31,7 +31,7 @@ def run_spec(args: argparse.Namespace, model: str) -> RunSpec:
     names = axis_names(args.axes or presets.AXES)
     refuse_thresholds(args, names)
     return RunSpec(
-        model=model,
+        model=args.model or DEFAULT_MODEL,
         reference=kv_config("--reference", args.reference),
         candidates=candidates(args.candidate, floor=args.measure_floor),
         axes=axes(names, chunks=args.chunks or preset.chunks, ctx=args.ctx),
@@ -45,18 +45,17 @@ def run_spec(args: argparse.Namespace, model: str) -> RunSpec:
     )
 
 
-def model_name(given: str | None, cache: Path) -> str:
-    """The model to load: a fetched one by its short name, the default one when none is given, else as given.
+def model_place(name: str, cache: Path) -> str:
+    """What to load: the file of a fetched model for its short name, any other name as it is.
 
     Raises:
         SetupError: a model that has to be fetched first.
     """
-    name = given or DEFAULT_MODEL
     if name not in FETCHABLE or Path(name).exists():
         return name
     path = model_path(cache, name)
     if not path.is_file():
-        which = f"the model {name}" if given else "the default model"
+        which = "the default model" if name == DEFAULT_MODEL else f"the model {name}"
         raise SetupError(f"{which} is not here yet", hint=f"refract fetch --model {name}")
     return str(path)
 
@@ -95,10 +94,14 @@ def axes(names: Iterable[str], *, chunks: int, ctx: int) -> tuple[Axis, ...]:
 
 
 def prompts(path: Path | None, preset: Preset) -> PromptSet:
-    """The prompts of the preset's tier, thinned out to its number."""
+    """The preset's tier of the prompts, and of the bundled ones no more than its number.
+
+    The bundled file alternates its categories, so its first prompts are a fair sample of all.
+    """
     chosen = load_prompts(path).tier(preset.tier)
-    indices = spread(len(chosen.prompts), preset.prompts)
-    kept = tuple(chosen.prompts[i] for i in indices)
+    if path is not None:
+        return chosen
+    kept = chosen.prompts[: preset.prompts]
     return replace(chosen, prompts=kept, sha256=content_sha256(kept))
 
 

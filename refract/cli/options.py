@@ -12,6 +12,13 @@ def add_cache_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help=text)
 
 
+def output_file(text: str) -> Path:
+    """The path of a file to write."""
+    if text.endswith(("/", "\\")):
+        raise argparse.ArgumentTypeError(f"expected a file, found the folder {text}")
+    return Path(text)
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     return _whole(text, 1)
@@ -20,6 +27,11 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """A whole number of at least 0."""
     return _whole(text, 0)
+
+
+def at_least_two(text: str) -> int:
+    """A whole number of at least 2."""
+    return _whole(text, 2)
 
 
 def _whole(text: str, least: int) -> int:

@@ -76,7 +76,7 @@ def check_outputs(outputs: Mapping[str, Path | None]) -> None:
 
 
 def _check_output(option: str, path: Path, target: Path) -> None:
-    if target.is_dir() or str(path).endswith("/"):
+    if target.is_dir():
         raise UsageError(f"{option} {path} is a folder, expected a file", hint=f"write {option} {path / 'report'}…")
     if target.exists() and not target.is_file():
         return  # a device or a pipe

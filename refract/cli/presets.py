@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A tier of the prompt set, at most `prompts` of them spread evenly over it, and a number of corpus windows."""
+    """A tier of the prompt set, the first `prompts` of it (None: all), and a number of corpus windows."""
 
     tier: str
     chunks: int
@@ -27,10 +27,3 @@ N_PREDICT = 128
 CTX = 512
 AXES = "trajectory,kld"
 REFERENCE = "ctk=f16,ctv=f16"
-
-
-def spread(total: int, wanted: int | None) -> list[int]:
-    """Indices of `wanted` of `total` items at even distances, in order; all of them when there are no more."""
-    if wanted is None or wanted >= total:
-        return list(range(total))
-    return [i * total // wanted for i in range(wanted)]

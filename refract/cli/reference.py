@@ -12,9 +12,9 @@ from refract.cli.parser import Parser, commands_of, long_name
 
 _MADE = "<!-- Made by `make docs` from the command line's own definitions; edits are lost. -->\n"
 _HOW = """\
-Every option of every command may also be given by an environment variable. The command line wins. An empty variable is as
-good as none. Flags take `1`, `true`, `yes` or `on`, and `0`, `false`, `no` or `off`. An option that may be repeated takes
-several values separated by semicolons: `REFRACT_CANDIDATE='ctk=q8_0,ctv=q8_0;ctk=q8_0,ctv=turbo3'`.
+Every option of every command may also be given by an environment variable. The command line wins. An empty variable is
+as good as none. Flags take `1`, `true`, `yes` or `on`, and `0`, `false`, `no` or `off`. An option that may be repeated
+takes several values separated by semicolons: `REFRACT_CANDIDATE='ctk=q8_0,ctv=q8_0;ctk=q8_0,ctv=turbo3'`.
 
 Besides these, `NO_COLOR` and `TERM=dumb` turn colours off, and `XDG_CACHE_HOME` moves the cache folder when neither
 `--cache-dir` nor `REFRACT_CACHE_DIR` does.

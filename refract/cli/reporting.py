@@ -10,7 +10,9 @@ from pathlib import Path
 
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.errors import ReportError
-from refract.report import from_json, to_html, to_json, to_markdown, to_text, write_text_atomic
+from refract.report.jsonfile import from_json, to_json
+from refract.report.output import write_text_atomic
+from refract.report.text import to_text
 from refract.results import Report
 
 _WIDEST = 100
@@ -18,23 +20,29 @@ _WIDEST = 100
 
 def check_report_outputs(args: argparse.Namespace) -> None:
     """Makes sure that every report file asked for can be written. Raises: UsageError, SetupError."""
-    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out, "--markdown-out": args.markdown_out})
+    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out})
 
 
 def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> None:
-    """Writes the files asked for, then the text to stdout if that is wanted.
+    """Writes the text to stdout if that is wanted, then the files asked for.
 
     Raises:
         SetupError: a file or stdout cannot be written.
     """
-    for path, form in ((args.json_out, to_json), (args.html_out, to_html), (args.markdown_out, to_markdown)):
+    if text:
+        emit(to_text(report, width=stdout_width(), color=stdout_color(), ascii=not stdout_unicode()))
+    for path, form in ((args.json_out, to_json), (args.html_out, _html)):
         if path == STDOUT:
             emit(form(report))
         elif path is not None:
             write_text_atomic(path, form(report))
             say(f"wrote {path}")
-    if text:
-        emit(to_text(report, width=stdout_width(), color=stdout_color()))
+
+
+def _html(report: Report) -> str:
+    from refract.report import to_html  # its template engine is not needed for anything else
+
+    return to_html(report)
 
 
 def read_report(path: Path) -> Report:
@@ -50,6 +58,11 @@ def read_report(path: Path) -> Report:
 def stdout_width() -> int:
     """Columns to fill: the terminal's up to 100, and 80 for files and pipes."""
     return min(_WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 80
+
+
+def stdout_unicode() -> bool:
+    """Whether stdout can show what is not ASCII."""
+    return (sys.stdout.encoding or "ascii").lower().startswith("utf")
 
 
 def stdout_color() -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refract.cli import presets
-from refract.cli.options import add_cache_dir, key_value, nats, not_negative, positive, score
+from refract.cli.options import add_cache_dir, key_value, nats, not_negative, output_file, positive, score
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands, Parser
@@ -29,10 +29,15 @@ def add_parser(commands: Commands) -> None:
 
 def add_run_options(parser: Parser) -> None:
     """Adds everything that says what is run and how it is reported."""
+    add_measurement(parser)
+    _add_outputs(parser)
+
+
+def add_measurement(parser: Parser) -> None:
+    """Adds everything that says what is run."""
     _add_subject(parser)
     _add_work(parser)
     _add_engine(parser)
-    _add_outputs(parser)
 
 
 def _add_subject(parser: Parser) -> None:
@@ -89,16 +94,20 @@ def _add_engine(parser: Parser) -> None:
 def _add_outputs(parser: Parser) -> None:
     group = parser.add_argument_group("report and exit code")
     text = "also write the report as JSON; with - it goes to stdout instead of the text"
-    group.add_argument("--json-out", type=Path, metavar="FILE", help=text)
-    group.add_argument("--html-out", type=Path, metavar="FILE", help="also write the report as one HTML file")
-    group.add_argument("--markdown-out", type=Path, metavar="FILE", help="also write the report as Markdown")
+    group.add_argument("--json-out", type=output_file, metavar="FILE", help=text)
+    group.add_argument("--html-out", type=output_file, metavar="FILE", help="also write the report as one HTML file")
     text = "exit with 10 when a candidate's composite is below this, or has none"
     group.add_argument("--fail-under", type=score, metavar="SCORE", help=text)
     text = "exit with 10 when a candidate's mean KL divergence is above this, or unknown"
     group.add_argument("--fail-over-kld", type=nats, metavar="NATS", help=text)
+    add_progress(group)
+
+
+def add_progress(parser: argparse._ActionsContainer) -> None:
+    """Adds --progress."""
     text = "how progress is shown on stderr: auto is a bar on a terminal, plain lines elsewhere"
     choices = ("auto", "bar", "plain", "json", "none")
-    group.add_argument("--progress", choices=choices, default="auto", help=text)
+    parser.add_argument("--progress", choices=choices, default="auto", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

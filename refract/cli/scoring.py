@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,9 +24,10 @@ from refract.run.store import AnswerStore, MemoryStore, Store
 def score(args: argparse.Namespace, *, allow_load: bool = True) -> int:
     """Measures, or only scores again, and reports; returns 0, or 10 when a threshold is missed."""
     check_report_outputs(args)
+    spec = inputs.run_spec(args)
     cache = cache_folder(args.cache_dir)
-    spec = inputs.run_spec(args, inputs.model_name(args.model, cache))
-    engine = load_engine(args.backend, spec.options)
+    spec = replace(spec, model=inputs.model_place(spec.model, cache))
+    engine = load_engine(args.backend, spec.options, cache)
     with open_store(cache, keep=not args.no_cache) as store, listener(args.progress) as progress:
         result = run(spec, engine, store, progress=progress, allow_load=allow_load)
     report = build_report(result, spec, ["refract", *args.words])

@@ -1,0 +1,46 @@
+"""Reports as JSON, text, HTML and Markdown: pure functions of `refract.results.Report`, each loaded when first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from refract.report.compare import Comparison, compare, regressions
+    from refract.report.html import to_html
+    from refract.report.jsonfile import from_json, schema, to_json
+    from refract.report.markdown import to_markdown
+    from refract.report.output import write_text_atomic
+    from refract.report.text import to_text
+
+_HOMES = {
+    "Comparison": "compare",
+    "compare": "compare",
+    "from_json": "jsonfile",
+    "regressions": "compare",
+    "schema": "jsonfile",
+    "to_html": "html",
+    "to_json": "jsonfile",
+    "to_markdown": "markdown",
+    "to_text": "text",
+    "write_text_atomic": "output",
+}
+
+__all__ = [
+    "Comparison",
+    "compare",
+    "from_json",
+    "regressions",
+    "schema",
+    "to_html",
+    "to_json",
+    "to_markdown",
+    "to_text",
+    "write_text_atomic",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

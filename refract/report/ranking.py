@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from refract.results import AxisResult, CandidateResult, Estimate
+import numpy as np
+
+from refract.report.words import bands
+from refract.results import AxisResult, Band, CandidateResult, Composite, Estimate
 from refract.stats.composite import composite, composite_difference
 from refract.stats.paired import paired_score_difference, tie_groups
 
@@ -14,13 +17,14 @@ from refract.stats.paired import paired_score_difference, tie_groups
 class Ranked:
     """A candidate's place; `rank` is None where an axis of the ranking was not measured.
 
-    `score` is over the axes of the ranking. `tied` says that the rank is shared; `pareto` that no other ranked candidate
-    is as small and as close.
+    `score` and `bands` are over the axes of the ranking. `tied` says that the rank is shared; `pareto` that no other
+    ranked candidate is as small and as close.
     """
 
     candidate: CandidateResult
     score: Estimate | None
     rank: int | None
+    bands: tuple[Band, ...] = ()
     tied: bool = False
     pareto: bool = False
 
@@ -59,7 +63,14 @@ def rank(candidates: Sequence[CandidateResult]) -> Ranking:
         place = len(rows) + 1
         for i in map(int, group):
             rows.append(
-                Ranked(candidate=candidates[i], score=scored[i], rank=place, tied=len(group) > 1, pareto=i in on_front)
+                Ranked(
+                    candidate=candidates[i],
+                    score=scored[i],
+                    rank=place,
+                    bands=tuple(bands(composite_on(candidates[i], basis))),
+                    tied=len(group) > 1,
+                    pareto=i in on_front,
+                )
             )
     rest = (Ranked(candidate=c, score=None, rank=None) for i, c in enumerate(candidates) if i not in scored)
     return Ranking(basis=basis, rows=(*rows, *rest))
@@ -84,15 +95,24 @@ def common_axes(candidates: Sequence[CandidateResult]) -> tuple[str, ...]:
     return shared or max(sets, key=lambda axes: (sets.count(axes), len(axes)))
 
 
+def composite_on(candidate: CandidateResult, basis: Sequence[str]) -> Composite:
+    """The candidate's composite of these axes, its own one where it is made of just these."""
+    own = candidate.composite
+    if set(own.axes) == set(basis):
+        return own
+    try:
+        with np.errstate(all="ignore"):
+            return composite(_chosen(candidate, basis))
+    except (ValueError, ArithmeticError) as error:
+        return Composite(score=None, reason=f"the samples do not carry a composite: {error}")
+
+
 def score_on(candidate: CandidateResult, basis: Sequence[str]) -> Estimate | None:
     """The candidate's score on these axes, None unless all of them are ok."""
     axes = _chosen(candidate, basis)
     if not axes or len(axes) < len(basis):
         return None
-    if len(axes) == 1:
-        return axes[0].score
-    whole = candidate.composite
-    return whole.score if set(whole.axes) == set(basis) and whole.score else composite(axes).score
+    return axes[0].score if len(axes) == 1 else composite_on(candidate, basis).score
 
 
 def _chosen(candidate: CandidateResult, basis: Sequence[str]) -> list[AxisResult]:
@@ -110,15 +130,15 @@ def difference(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> 
     if len(basis) > 1:
         return composite_difference(ours, theirs)
     left, right = ours[0], theirs[0]
-    proportion = left.score is not None and left.score.method == "wilson"
-    return paired_score_difference(left.link, left.samples, right.samples, unit=left.unit, proportion=proportion)
+    return paired_score_difference(left.link, left.samples, right.samples, unit=left.unit)
 
 
 def indistinguishable(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> bool:
     """Whether the paired interval of the difference holds 0, or there is none to tell them apart."""
     try:
-        found = difference(a, b, basis)
-    except ValueError:
+        with np.errstate(all="ignore"):
+            found = difference(a, b, basis)
+    except (ValueError, ArithmeticError):
         return True
     return found.low <= 0.0 <= found.high
 
@@ -129,7 +149,6 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
     Points of unknown size (0) are never marked.
     """
     return [
-        size > 0.0
-        and not any(0.0 < s <= size and v >= value and (s, v) != (size, value) for s, v in points)
+        size > 0.0 and not any(0.0 < s <= size and v >= value and (s, v) != (size, value) for s, v in points)
         for size, value in points
     ]

@@ -11,14 +11,13 @@ from rich.text import Text
 from refract.report.ranking import Ranked, Ranking, axis_of
 from refract.report.words import (
     STATUS_WORDS,
-    bands,
     counted,
     interval,
     label_of,
     size_words,
     statistic,
 )
-from refract.results import AxisResult, CandidateResult
+from refract.results import AxisResult, CandidateResult, Estimate
 from refract.work import EffectiveKV
 
 if TYPE_CHECKING:
@@ -26,16 +25,29 @@ if TYPE_CHECKING:
 
     from refract.report.pen import Pen
 
+CANDIDATE_CELLS = 22
 BAR_CELLS = (8, 30)  # fewest and most
+AXIS_CELLS = 14  # the first column's claim
 MOST_UNKNOWN = 6  # statistics shown of an axis this file knows nothing about
 
 
-def table(pen: Pen, columns: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
-    """Columns without lines. Headers begin with "<" or ">" for the side, and end with "!" if cells must not be broken."""
-    out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(c.strip("<>!") for c in columns))
+def table(pen: Pen, columns: Sequence[str], rows: Sequence[Sequence[Text]], *, keep: int = 0) -> Table:
+    """Columns without lines. Headers begin with "<" or ">" for the side, and end with "!" if cells must not be broken.
+
+    A first column of at most `keep` cells (less in narrow reports) is not broken either.
+    """
+    out = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        show_header=any(c.strip("<>!") for c in columns),
+        header_style="",
+    )
     for column in columns:
         header, side = pen.text(column[1:].removesuffix("!"), "dim"), "right" if column[0] == ">" else "left"
         out.add_column(header, justify=side, overflow="fold", no_wrap=column.endswith("!"))  # type: ignore[arg-type]
+    room = keep if pen.width >= 80 else keep // 2 + 3
+    out.columns[0].no_wrap = max((row[0].cell_len for row in rows), default=0) <= room
     for row in rows:
         out.add_row(*row)
     return out
@@ -43,8 +55,8 @@ def table(pen: Pen, columns: Sequence[str], rows: Iterable[Sequence[Text]]) -> T
 
 def ranking_table(ranking: Ranking, reference: EffectiveKV, pen: Pen) -> Iterator[RenderableType]:
     """Candidates best first, with shared ranks and the Pareto mark, and a line that explains both."""
-    columns = ("<rank!", "<candidate", "<score!", "<band", "<KV size")
-    yield table(pen, columns, [_ranked_row(row, reference, pen) for row in ranking.rows])
+    columns = ("<candidate", "<rank!", "<score!", "<band", "<KV size")
+    yield table(pen, columns, [_ranked_row(row, reference, pen) for row in ranking.rows], keep=CANDIDATE_CELLS)
     if ranking.name:
         yield pen.text(ranking_note(ranking), "dim")
 
@@ -65,14 +77,16 @@ def _ranked_row(row: Ranked, reference: EffectiveKV, pen: Pen) -> list[Text]:
     place = "–" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}{' *' if row.pareto else ''}"
     score = "–" if row.score is None else f"{row.score.value:5.1f} {interval(row.score)}"
     size = size_words(row.candidate.effective, reference) or "not known"
-    band = "/".join(bands(row.candidate.composite)) or "no score"
-    return [pen.text(cell) for cell in (place, row.candidate.kv, score, band, size)]
+    band = "/".join(row.bands) or ("no score" if row.score is None else "")
+    return [pen.text(cell) for cell in (row.candidate.kv, place, score, band, size)]
 
 
 def axis_table(candidate: CandidateResult, floor: CandidateResult | None, pen: Pen) -> Table:
     """One row for each axis: score and interval, both drawn, status, what was measured, and the floor's score."""
-    rows = [_axis_cells(axis, floor) for axis in candidate.axes]
-    headers = ["<axis", "<score!", "<status", "<measured", *([">floor!"] if floor else ())]
+    narrow = pen.width < 80
+    floor = None if narrow else floor
+    rows = [_axis_cells(axis, floor, narrow=narrow) for axis in candidate.axes]
+    headers = ["<axis", "<score!", "<status", "<n/clusters" if narrow else "<measured", *([">floor!"] if floor else ())]
     shown = [[header.strip("<>!") for header in headers], *rows]
     taken = sum(2 + max(pen.text(row[i]).cell_len for row in shown) for i in range(len(headers)))
     cells = min(BAR_CELLS[1], max(BAR_CELLS[0], pen.width - taken))
@@ -81,21 +95,29 @@ def axis_table(candidate: CandidateResult, floor: CandidateResult | None, pen: P
     for axis, row in zip(candidate.axes, rows, strict=True):
         texts = [pen.text(cell) for cell in row]
         drawn.append([*texts[:2], pen.bar(axis.score, cells), *texts[2:]])
-    return table(pen, headers, drawn)
+    return table(pen, headers, drawn, keep=AXIS_CELLS)
 
 
-def _axis_cells(axis: AxisResult, floor: CandidateResult | None) -> list[str]:
+def _axis_cells(axis: AxisResult, floor: CandidateResult | None, *, narrow: bool) -> list[str]:
     score = axis.score
     cells = [
         axis.axis,
         "    –" if score is None else f"{score.value:5.1f} {interval(score)}",
         STATUS_WORDS[axis.status],
-        "" if score is None else counted(score.n, score.clusters, axis.unit),
+        ""
+        if score is None
+        else f"{score.n:,}/{score.clusters:,}"
+        if narrow
+        else counted(score.n, score.clusters, axis.unit),
     ]
     if floor is not None:
         same = axis_of(floor, axis.axis)
         cells.append("–" if same is None or same.score is None else f"{same.score.value:.1f}")
     return cells
+
+
+def _measured(score: Estimate, unit: str, *, narrow: bool) -> str:
+    return f"{score.n:,}/{score.clusters:,}" if narrow else counted(score.n, score.clusters, unit)
 
 
 def statistics_table(candidate: CandidateResult, pen: Pen) -> Table:
@@ -104,7 +126,7 @@ def statistics_table(candidate: CandidateResult, pen: Pen) -> Table:
     for axis in candidate.axes:
         for i, (name, value) in enumerate(key_statistics(axis)):
             rows.append([pen.text(axis.axis if i == 0 else "", "bold"), pen.text(name), pen.text(value)])
-    return table(pen, ("<", "<", "<!"), rows)
+    return table(pen, ("<", "<", "<!"), rows, keep=AXIS_CELLS if rows else 0)
 
 
 def key_statistics(axis: AxisResult) -> list[tuple[str, str]]:

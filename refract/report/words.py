@@ -55,8 +55,8 @@ STATISTICS: Mapping[str, Label] = {
     "decisive_flip_share": Label("decisive top-1 flips", "share", True),
     "rms_delta_p": Label("RMS Δp", "share"),
     "mean_delta_nll_nats": Label("mean Δ NLL (nats)", "nats"),
-    "perplexity_reference": Label("perplexity, reference (shown, never scored)", "perplexity", True),
-    "perplexity_candidate": Label("perplexity, candidate (shown, never scored)", "perplexity", True),
+    "perplexity_reference": Label("perplexity, reference", "perplexity", True),
+    "perplexity_candidate": Label("perplexity, candidate", "perplexity", True),
     "trajectory_mean_kl_nats": Label("mean KL along the answers (nats)", "nats", True),
     "trajectory_max_kl_nats": Label("max KL along the answers (nats)", "nats"),
     "trajectory_top1_agreement": Label("top-1 agreement along the answers", "share"),
@@ -75,7 +75,7 @@ def label_of(key: str) -> Label:
         return known
     words = key.replace("_", " ").replace(".", " ")
     if "perplexity" in key or key.startswith("ppl"):
-        return Label(f"{words} (shown, never scored)", "perplexity", key=True)
+        return Label(words, "perplexity", key=True)
     if "nats" in key or "kl" in key.split("_"):
         return Label(words, "nats")
     if key.endswith(("_share", "_rate", "agreement")):
@@ -120,9 +120,10 @@ def statistic(value: Statistic, kind: Kind) -> str:
     """A statistic with its interval when it has one; "not known" for null."""
     if value is None:
         return "not known"
+    note = " (shown, never scored)" if kind == "perplexity" else ""
     if isinstance(value, Estimate):
-        return f"{figure(value.value, kind)} {interval(value, kind)}"
-    return figure(value, kind)
+        return f"{figure(value.value, kind)} {interval(value, kind)}{note}"
+    return figure(value, kind) + note
 
 
 def band_words(composite: Composite) -> str:
@@ -135,7 +136,7 @@ def band_words(composite: Composite) -> str:
 
 
 def bands(composite: Composite) -> list[Band]:
-    """The bands a composite may be in, best first: one when it is certain, its own and the most probable other if not."""
+    """The bands a composite may be in, best first: only its own when that is certain, else the likeliest other too."""
     if composite.band is None:
         return []
     if composite.band_certain:

@@ -76,7 +76,7 @@ class AnswerStore:
         """The stored answer; None when there is none or a blob it refers to is gone."""
         value = self._get(key)
         if isinstance(value, EffectiveKV):
-            raise self._damaged(key, "is of another kind")
+            raise self._damaged(f"answer {key}", "is of another kind")
         return value if value is not None and _complete(value, self.blobs) else None
 
     def put(self, key: str, answer: Answer) -> None:
@@ -91,7 +91,7 @@ class AnswerStore:
         """What a session under this identity really allocated, if one ever was."""
         value = self._get(key := f"effective:{digest}")
         if value is not None and not isinstance(value, EffectiveKV):
-            raise self._damaged(key, "is of another kind")
+            raise self._damaged(f"answer {key}", "is of another kind")
         return value
 
     def put_effective(self, digest: str, effective: EffectiveKV) -> None:
@@ -100,13 +100,21 @@ class AnswerStore:
 
     def fingerprint(self, file: Path) -> str | None:
         """The fingerprint last kept for this file, if it is unchanged by size, times and inode since."""
-        rows = self._database.read("SELECT fingerprint FROM fingerprints WHERE file = ?", (_file_state(file),))
-        return str(rows[0][0]) if rows else None
+        state = _file_state(file)
+        rows = self._database.read("SELECT fingerprint, sha256 FROM fingerprints WHERE file = ?", (state,))
+        if not rows:
+            return None
+        fingerprint, checksum = rows[0]
+        if checksum != _checksum(state, "fingerprint", str(fingerprint).encode()):
+            raise self._damaged(f"fingerprint of {file}", "does not match its checksum")
+        return str(fingerprint)
 
     def put_fingerprint(self, file: Path, fingerprint: str) -> None:
         """Keeps the fingerprint of a file's present content, so that it need not be read again."""
+        state = _file_state(file)
+        row = (state, fingerprint, _checksum(state, "fingerprint", fingerprint.encode()))
         with self._database.writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (_file_state(file), fingerprint))
+            connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?, ?)", row)
 
     def _get(self, key: str) -> Storable | None:
         rows = self._database.read("SELECT key, kind, body, sha256 FROM answers WHERE key = ?", (key,))
@@ -114,11 +122,11 @@ class AnswerStore:
             return None
         own_key, kind, body, checksum = rows[0]
         if own_key != key or not isinstance(body, bytes) or checksum != _checksum(key, kind, body):
-            raise self._damaged(key, "does not match its checksum")
+            raise self._damaged(f"answer {key}", "does not match its checksum")
         try:
             return decode(body)
         except CodecError as error:
-            raise self._damaged(key, f"cannot be read ({error})") from error
+            raise self._damaged(f"answer {key}", f"cannot be read ({error})") from error
 
     def _put(self, key: str, value: Storable) -> None:
         kind, body = type(value).__name__, encode(value)
@@ -135,9 +143,9 @@ class AnswerStore:
             if known is None:
                 self._database.add_key(connection, key)
 
-    def _damaged(self, key: str, what: str) -> StoreError:
+    def _damaged(self, name: str, what: str) -> StoreError:
         return StoreError(
-            f"the stored answer {key} in {self.file} {what}",
+            f"the stored {name} in {self.file} {what}",
             hint=f"delete the file {self.file} (with -wal and -shm beside it) and run the same command again",
         )
 

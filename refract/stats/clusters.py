@@ -97,3 +97,9 @@ def _skewness(residuals: F64) -> float:
         return 0.0
     second, third = float(np.mean(residuals**2)), float(np.mean(residuals**3))
     return third / math.pow(second, 1.5) * math.sqrt(count * (count - 1)) / (count - 2)
+
+
+def cluster_draws(rng: np.random.Generator, groups: int, replicates: int) -> npt.NDArray[np.int64]:
+    """How often each cluster is drawn (replicates, groups), when `groups` of them are drawn with replacement."""
+    drawn = rng.integers(groups, size=(replicates, groups)) + groups * np.arange(replicates)[:, None]
+    return np.bincount(drawn.ravel(), minlength=replicates * groups).reshape(replicates, groups)

@@ -26,7 +26,7 @@ def harmonic_mean(values: Sequence[float]) -> float:
 
 def _harmonic(scores: F64) -> F64:
     """Harmonic means (B,) over the first axis of scores (A, B)."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         means = len(scores) / np.sum(1.0 / scores, axis=0)
     clipped: F64 = np.clip(means, scores.min(axis=0), scores.max(axis=0))
     return clipped

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from refract.results import Estimate, Link, Sample, Unit
-from refract.stats.clusters import F64, ClusterSums, cluster_sums, fit_ratio
+from refract.stats.clusters import F64, ClusterSums, cluster_draws, cluster_sums, fit_ratio
 from refract.stats.distributions import binomial_cdf, bootstrap_widening, student_t_quantile
 from refract.stats.intervals import link_score
 from refract.stats.resample import Resampled, difference_interval, paired_scores
@@ -70,7 +70,7 @@ def paired_log_ratio(
     if groups == 1 or min(totals) <= 0.0:
         raise ValueError("a log ratio needs two positive ratios over two or more clusters")
     rng = np.random.default_rng(seed)
-    weights = rng.multinomial(groups, np.full(groups, 1.0 / groups), size=replicates).astype(np.float64)
+    weights = cluster_draws(rng, groups, replicates).astype(np.float64)
     sums = [weights @ s for s in (a.numerators, a.denominators, b.numerators, b.denominators)]
     defined = np.all([s > 0.0 for s in sums], axis=0)
     value = _log_ratio(*totals)

@@ -1,4 +1,4 @@
-"""Quantiles with cluster-bootstrap intervals."""
+"""Quantiles of clustered values with intervals that hold in the tail."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refract.results import Estimate
-from refract.stats.clusters import F64
-from refract.stats.distributions import bootstrap_widening
+from refract.stats.clusters import F64, ClusterSums, fit_ratio
+from refract.stats.intervals import both_tails, log_t_bounds
 
 BEYOND = 10  # a quantile with fewer values beyond it is an accident of the sample (SCIENCE §5.1)
-_CHUNK_CELLS = 2_000_000
 
 
 def quantiles(
@@ -26,9 +25,9 @@ def quantiles(
 ) -> dict[float, Estimate | None]:
     """Each quantile of the pooled values (linear interpolation, as numpy), or None where fewer than 10 lie beyond it.
 
-    Interval: percentile bootstrap of whole clusters (Davison & Hinkley 1997, §3.8), widened for few of them
-    (`distributions.bootstrap_widening`) within the range of the values, method "cluster-bootstrap"; None for one
-    cluster, whose spread is unknown. Deterministic for a seed.
+    Method "woodruff", see `_levels`; None for one cluster, whose spread is unknown. It replaces a bootstrap of whole
+    clusters, which held the p99 of simulated KL over 32 windows in 85 to 92 % of samples instead of 95. `replicates`
+    and `seed` belong to that bootstrap and have no effect.
 
     Raises: ValueError for no values, values that are not finite, or lengths that differ.
     """
@@ -38,17 +37,13 @@ def quantiles(
     if not np.all(np.isfinite(data)):
         raise ValueError("quantiles of values that are not finite mean nothing: count those apart")
     labels, index = np.unique(names, return_inverse=True)
-    known = [p for p in probs if len(labels) > 1 and data.size * min(p, 1.0 - p) >= BEYOND - 1e-9]
+    ascending = np.sort(data)
     found: dict[float, Estimate | None] = dict.fromkeys(probs)
-    if not known:
-        return found
-    order = np.argsort(data, kind="stable")
-    draws = _bootstrap(data[order], index[order], len(labels), np.array(known), replicates, seed)
-    widening = bootstrap_widening(len(labels), level)
-    tails = [(1.0 - level) / 2.0, (1.0 + level) / 2.0]
-    for p, column in zip(known, draws.T, strict=True):
-        value = float(np.quantile(data, p))
-        low, high = np.clip(value + widening * (np.quantile(column, tails) - value), data.min(), data.max())
+    for p in probs:
+        if len(labels) == 1 or data.size * min(p, 1.0 - p) < BEYOND - 1e-9:
+            continue
+        value = float(np.quantile(ascending, p))
+        low, high = np.quantile(ascending, _levels(data, index, value, p, level))
         found[p] = Estimate(
             value=value,
             low=min(float(low), value),
@@ -56,32 +51,28 @@ def quantiles(
             level=level,
             n=data.size,
             clusters=len(labels),
-            method="cluster-bootstrap",
+            method="woodruff",
         )
     return found
 
 
-def _bootstrap(ascending: F64, index: npt.NDArray[np.intp], groups: int, probs: F64, replicates: int, seed: int) -> F64:
-    """Quantiles (replicates, P) of the pooled values when whole clusters are drawn with replacement.
+def _levels(data: F64, index: npt.NDArray[np.intp], value: float, p: float, level: float) -> F64:
+    """The two probabilities (2,) whose sample quantiles bound the p-quantile, within 0 … 1.
 
-    A cluster drawn k times gives each of its sorted values multiplicity k, so that nothing is concatenated or sorted.
+    Woodruff (1952, JASA 47:635): the cluster-robust interval of the share of values beyond the quantile, carried over
+    to the quantile. Towards the tail it is the interval on the log scale, corrected for skewness
+    (`intervals.log_t_bounds`): exceedances come in few clusters, as large KL values do.
     """
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(groups, np.full(groups, 1.0 / groups), size=replicates).astype(np.int32)
-    chunk = max(1, _CHUNK_CELLS // len(ascending))
-    out = np.empty((replicates, len(probs)))
-    for start in range(0, replicates, chunk):
-        ranks = np.cumsum(counts[start : start + chunk, index], axis=1, dtype=np.int32)
-        for row, cumulative in enumerate(ranks, start):
-            out[row] = _weighted_quantiles(ascending, cumulative, probs)
-    return out
-
-
-def _weighted_quantiles(ascending: F64, cumulative: npt.NDArray[np.int32], probs: F64) -> F64:
-    """Quantiles (P,) of sorted values repeated so that `cumulative` counts them, interpolated as numpy does."""
-    position = probs * (int(cumulative[-1]) - 1)
-    below = np.floor(position)
-    wanted = np.concatenate([below, np.ceil(position)]).astype(np.int32)
-    found = ascending[np.searchsorted(cumulative, wanted, side="right")]
-    lower, upper = found[: len(probs)], found[len(probs) :]
-    return lower + (position - below) * (upper - lower)
+    upper = p >= 0.5
+    sums = ClusterSums(
+        labels=tuple(map(str, range(int(index.max()) + 1))),
+        numerators=np.bincount(index, (data > value) if upper else (data < value)).astype(np.float64),
+        denominators=np.bincount(index).astype(np.float64),
+        n=data.size,
+    )
+    fit = fit_ratio(sums)
+    if fit.se == 0.0:
+        return np.array([p, p])
+    t, _ = both_tails(level, fit.df)
+    inward, outward = float(t[1]) * fit.se, float(log_t_bounds(fit, t)[1]) - fit.value
+    return np.clip([p - inward, p + outward] if upper else [p - outward, p + inward], 0.0, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refract.results import AxisResult, Estimate, Link, Sample, Unit
-from refract.stats.clusters import F64, ClusterSums, RatioFit, cluster_sums, fit_ratio
+from refract.stats.clusters import F64, ClusterSums, RatioFit, cluster_draws, cluster_sums, fit_ratio
 from refract.stats.distributions import bootstrap_widening, student_t_tail
 from refract.stats.intervals import apply_link, grid_quantiles, score_bounds, score_method
 
@@ -53,7 +53,7 @@ def joint_ratio_draws(axes: Sequence[Resampled], *, seed: int, replicates: int) 
         members = [i for i, axis in enumerate(axes) if axis.unit == unit]
         labels = sorted({label for i in members for label in axes[i].sums.labels})
         rng = np.random.default_rng([seed, zlib.crc32(unit.encode())])
-        counts = rng.multinomial(len(labels), np.full(len(labels), 1.0 / len(labels)), size=replicates)
+        counts = cluster_draws(rng, len(labels), replicates)
         for i in members:
             sums = axes[i].sums
             weights = counts[:, np.searchsorted(labels, sums.labels)].astype(np.float64)

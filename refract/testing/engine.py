@@ -26,8 +26,8 @@ class FakeEngine:
     """A tiny deterministic engine over 256 byte tokens; fulfils `refract.engine.Engine`.
 
     A model is any text, or a file whose content decides what it computes. Compressed configurations get noise by format
-    (`strength_of`). `candidate_behaviour` breaks sessions of every configuration that is not 16 bits throughout:
-    a `Behaviour`, or a function that rewrites answers. `respond` gives the tokens the model knows to follow a prompt.
+    (`strength_of`). `candidate_behaviour` breaks sessions of every configuration that is not 16 bits throughout, with
+    `break_reference` those too: a `Behaviour`, or a function that rewrites answers. `respond` gives the tokens the model knows to follow a prompt.
     `fault` ends the run early. `estimator_top_k` makes comparisons a lower bound from K listed tokens. `loads` are the
     configurations loaded so far and `answered` the requests, in order.
     """
@@ -37,6 +37,7 @@ class FakeEngine:
     offered: frozenset[Capability] = frozenset(Capability)
     refused_formats: frozenset[str] = frozenset({"fp8_e5m2"})
     candidate_behaviour: Behaviour | Rewrite | None = None
+    break_reference: bool = False
     respond: Respond | None = None
     fault: Fault | None = None
     estimator_top_k: int = 0
@@ -94,7 +95,8 @@ class FakeEngine:
 
     @contextmanager
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[FakeSession]:
-        behaviour = None if spec.kv.is_reference_like else self.candidate_behaviour
+        broken = self.break_reference or not spec.kv.is_reference_like
+        behaviour = self.candidate_behaviour if broken else None
         self.loads.append(str(spec.kv))
         if behaviour is Behaviour.WRONG_SERVER:
             raise ConfigMismatchError(f"asked for {spec.kv}, the engine runs ctk=f16,ctv=f16")

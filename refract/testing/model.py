@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +39,13 @@ class FakeModel:
     strength: float = 0.0
     respond: Respond | None = None
 
-    def logits(self, tokens: TokenIds, start: int, stop: int) -> F64:
-        """Logits (stop - start, V) of the tokens at positions start … stop-1, each given all before it."""
-        states = self._states(tokens, start, stop)
+    def initial(self) -> int:
+        """The hash of the empty context."""
+        return (self.seed * 0x9E3779B97F4A7C15 + 0x1234567) & _MASK
+
+    def logits(self, contexts: Sequence[int]) -> F64:
+        """Logits (N, V) of the tokens that follow the contexts with these hashes."""
+        states = np.array(contexts, dtype=np.uint64)
         out = _SPREAD * _normal(states, stream=1) + _ALLOWED
         rows = np.arange(len(states))
         printable = 32 + (states >> np.uint64(33)) % np.uint64(95)
@@ -59,17 +63,13 @@ class FakeModel:
                 logits[row, known[place]] += _KNOWN
         return logits
 
-    def _states(self, tokens: TokenIds, start: int, stop: int) -> U64:
-        """A 64-bit hash of every prefix tokens[:i] for i in start … stop-1."""
-        state = (self.seed * 0x9E3779B97F4A7C15 + 0x1234567) & _MASK
-        states = []
-        for position in range(stop):
-            if position >= start:
-                states.append(state)
-            if position < len(tokens):
-                state = ((state ^ (tokens[position] + 1)) * 0xBF58476D1CE4E5B9) & _MASK
-                state ^= state >> 29
-        return np.array(states, dtype=np.uint64)
+
+def absorb(context: int, tokens: Iterable[int]) -> Iterator[int]:
+    """The hash of `context` after each of `tokens`."""
+    for token in tokens:
+        context = ((context ^ (token + 1)) * 0xBF58476D1CE4E5B9) & _MASK
+        context ^= context >> 29
+        yield context
 
 
 def strength_of(kv: KVConfig) -> float:
@@ -82,7 +82,7 @@ def strength_of(kv: KVConfig) -> float:
 
 def _side_strength(side: Format) -> float:
     bits = side.bits_per_value(HEAD_DIM) or 4.0
-    return float(3.0 * 2.0 ** -min(bits, 12.0)) if side.compressed else 0.0
+    return float(1.2 * 2.0 ** -min(bits, 12.0)) if side.compressed else 0.0
 
 
 def _unit(text: str) -> float:

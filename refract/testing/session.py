@@ -11,7 +11,7 @@ from refract.engine import Blobs
 from refract.stats.divergence import kl_terms, kl_topk, log_softmax
 from refract.testing.behaviour import Behaviour, Rewrite
 from refract.testing.faults import Fault
-from refract.testing.model import F64, FakeModel
+from refract.testing.model import F64, FakeModel, absorb
 from refract.testing.tokenizer import EOS, VOCAB_SIZE
 from refract.work import (
     Answer,
@@ -93,7 +93,8 @@ class FakeSession:
     def _logits(self, window: Window) -> F64:
         """Logits (positions, V) of a window, whose tokens before `start` are its prompt."""
         prompt, continuation = window.tokens[: window.start], window.tokens[window.start :]
-        logits = self.model.logits(window.tokens, window.start, len(window.tokens))
+        contexts = [self.model.initial(), *absorb(self.model.initial(), window.tokens[:-1])]
+        logits = self.model.logits(contexts[window.start :])
         return self._finished(logits, prompt, continuation, first=0)
 
     def _finished(self, logits: F64, prompt: TokenIds, continuation: TokenIds, *, first: int) -> F64:
@@ -103,11 +104,12 @@ class FakeSession:
     def _generate(self, request: Generate) -> Generation:
         tokens: list[int] = []
         steps: list[F64] = []
+        *_, context = self.model.initial(), *absorb(self.model.initial(), request.prompt)
         while len(tokens) < request.max_new_tokens and (not tokens or tokens[-1] != EOS):
-            text = (*request.prompt, *tokens)
-            raw = self.model.logits(text, len(text), len(text) + 1)
+            raw = self.model.logits([context])
             steps.append(log_softmax(self._finished(raw, request.prompt, tuple(tokens), first=len(tokens))))
             tokens.append(int(np.argmax(steps[-1])))
+            (context,) = absorb(context, tokens[-1:])
         logprobs = np.concatenate(steps) if steps else np.zeros((0, VOCAB_SIZE))
         return Generation(
             tokens=tuple(tokens),

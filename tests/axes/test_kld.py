@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refract.axes.kld import Kld, KldPlan
@@ -284,6 +284,7 @@ def test_silent_continuations_and_failed_ones_are_left_out() -> None:
     assert "1 of 1 continuations are missing (p0): 1 × reference oom: no memory" in result.warnings
 
 
+@settings(max_examples=25)
 @given(kl=st.lists(st.floats(0, 5), min_size=12, max_size=12), which=st.integers(0, 11), more=st.floats(0.01, 3))
 def test_more_divergence_never_scores_more(kl: list[float], which: int, more: float) -> None:
     worse = [v + more * (i == which) for i, v in enumerate(kl)]

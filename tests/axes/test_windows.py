@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_sections_take_turns_and_windows_are_disjoint_and_whole_words(bos: bool)
         at = texts[window.category].index(body)
         assert at == 0 or texts[window.category][at - 1] == "\n"
     first = [texts["a"].index(tokenizer.decode(w.tokens[4:])) for w in windows if w.category == "a"]
-    gaps = [b - a for a, b in zip(first, first[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(first)]
     assert max(gaps) - min(gaps) < 500
 
 
@@ -64,8 +66,8 @@ def test_text_of_few_characters_a_token_and_of_many() -> None:
     assert [len(w.tokens) for w in cut_windows(corpus(a=dense, b=dense), Sparse(), count=4, size=50)] == [50] * 4
 
 
-def test_a_section_too_dense_in_places_is_cut_from_its_tokens() -> None:
-    text = "x" * 4000 + prose(40) + "y" * 400  # the last parts hold few tokens each under this tokenizer
+def test_a_section_with_few_tokens_in_places_is_cut_from_its_tokens() -> None:
+    text = "x" * 4000 + "y" * 4000
 
     class Uneven(SmallTokenizer):
         def encode(self, text: str, *, add_special: bool = False) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ def test_a_section_too_dense_in_places_is_cut_from_its_tokens() -> None:
     windows = cut_windows(corpus(a=text, b="x" * 4000), Uneven(bos=False), count=8, size=500)
     assert [len(w.tokens) for w in windows] == [500] * 8
     own = [w.tokens for w in windows if w.category == "a"]
-    assert sum(own, ()) == tuple(range(300, 2300)) or len(set(sum(own, ()))) == 2000
+    assert len(set(sum(own, ()))) == 2000
 
 
 @pytest.mark.parametrize("text", ["ten bytes.", "x", prose(50)])

@@ -34,9 +34,7 @@ def system(content: str) -> Message:
 
 def test_turns_are_formatted_and_the_assistants_turn_is_opened() -> None:
     text = ChatTemplate(CHATML).render([system("Be brief."), user("Hi")])
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_content_is_never_read_as_a_template_or_escaped() -> None:
@@ -73,9 +71,7 @@ def test_what_templates_rely_on(source: str, text: str) -> None:
 
 
 def test_rendering_agrees_with_hugging_face() -> None:
-    reference = pytest.importorskip(
-        "transformers.utils.chat_template_utils", reason="transformers is not installed", exc_type=ImportError
-    )
+    reference = pytest.importorskip("transformers.utils.chat_template_utils", reason="transformers is not installed")
     conversation = [{"role": "user", "content": "a\n"}, {"role": "assistant", "content": " b"}]
     messages = [Message(**turn) for turn in conversation]
     for source in (CHATML, STRICT):
@@ -101,7 +97,10 @@ def test_refusals_name_the_roles_and_the_templates_reason(messages: list[Message
     ChatTemplate(STRICT).render([user("only what it allows")])
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ unclosed", "{% if a %}", "{% nonsense %}", "{{ 1 | nofilter }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{% for %}", "{{ unclosed", "{% if a %}", "{% nonsense %}", "{{ 1 | nofilter }}", "{% break %}", "{{" + "(" * 999],
+)
 def test_a_template_that_does_not_parse_is_the_models_fault(source: str) -> None:
     with pytest.raises(ModelError, match="does not parse"):
         ChatTemplate(source)

@@ -56,8 +56,8 @@ class Shell:
     @property
     def small(self) -> tuple[str, ...]:
         """Options that make a run take a moment."""
-        return ("--model", "fake", "--prompts", "prompts.jsonl", "--corpus", "corpus.txt", "--chunks", "6", "--ctx", "48",
-                "--n-predict", "12", "--candidate", CANDIDATE)  # fmt: skip
+        options = "--model fake --prompts prompts.jsonl --corpus corpus.txt --chunks 6 --ctx 48 --n-predict 12"
+        return (*options.split(), "--candidate", CANDIDATE)
 
 
 @pytest.fixture
@@ -80,11 +80,9 @@ def refract(
     (tmp_path / "corpus.txt").write_text("".join(f"{n} {WORDS}{n * n}\n" for n in range(40)))
     asked: list[tuple[str | None, Mapping[str, str]]] = []
 
-    def load_engine(name: str | None, options: Mapping[str, str]) -> FakeEngine:
+    def load_engine(name: str | None, options: Mapping[str, str], cache_dir: Path) -> FakeEngine:
         asked.append((name, options))
         return engine
 
     monkeypatch.setattr(scoring, "load_engine", load_engine)
     return Shell(tmp_path, engine, asked, capsys)
-
-

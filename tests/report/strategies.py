@@ -50,8 +50,8 @@ samples = st.builds(
     id=texts,
     cluster=texts,
     category=texts,
-    numerator=numbers,
-    denominator=numbers,
+    numerator=st.floats(-1e6, 1e6),
+    denominator=st.floats(0.0, 1e6),
     detail=details,
 )
 statistics = st.dictionaries(texts, estimates() | numbers | small | st.none(), max_size=3)
@@ -112,9 +112,7 @@ reports = st.builds(
     Report,
     schema=st.just("refract.report/1"),
     created=texts,
-    methodology=st.builds(
-        Methodology, id=texts, prompts=texts, corpus=texts, n_predict=small, parameters=details
-    ),
+    methodology=st.builds(Methodology, id=texts, prompts=texts, corpus=texts, n_predict=small, parameters=details),
     model=st.builds(ModelInfo, name=texts, fingerprint=texts, engine=texts, details=details),
     reference=st.builds(Configuration, kv=texts, effective=effective),
     candidates=st.lists(candidates, max_size=3).map(tuple),

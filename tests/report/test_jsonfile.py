@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from refract.errors import ReportError
 from refract.report.decode import FIELDS
@@ -18,7 +18,7 @@ from .builder import report
 from .goldens import check
 from .strategies import reports
 
-LIGHT = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+LIGHT = settings(max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 @LIGHT
@@ -53,7 +53,9 @@ def test_golden_file() -> None:
 def test_every_field_of_every_value_is_written_and_in_the_schema(kind: type) -> None:
     fields = [f.name for f in dataclasses.fields(kind)]
     assert sorted(FIELDS[kind]) == sorted(fields)
-    assert any(sorted(d.get("properties", {})) == sorted(fields) for d in json.loads(json.dumps(schema()))["$defs"].values())
+    assert any(
+        sorted(d.get("properties", {})) == sorted(fields) for d in json.loads(json.dumps(schema()))["$defs"].values()
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -42,7 +42,7 @@ def test_all_diverge_at_once() -> None:
     assert rmst(curve, 128) == (0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data)
 def test_matches_lifelines(pairs: list[tuple[int, bool]]) -> None:
     times, events = [t for t, _ in pairs], [e for _, e in pairs]

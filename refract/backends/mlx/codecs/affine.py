@@ -12,7 +12,7 @@ class Affine:
     """`bits`-bit codes with a scale and a bias of 16 bits per `group` values, bit-equal to `mx.quantize`.
 
     A model that runs in float32 has its keys and values cast to float16 first, since a scale of 32 bits is not what
-    anybody stores.
+    anybody stores. MLX turns NaN into some finite code; here it stays NaN, so that a broken model stays visible.
     """
 
     bits: int
@@ -32,4 +32,5 @@ class Affine:
         """`x` (…, D), D a multiple of the group, through `mx.quantize` and `mx.dequantize`."""
         half = x.astype(mx.float16) if x.dtype == mx.float32 else x
         codes, scales, biases = mx.quantize(half, group_size=self.group, bits=self.bits)
-        return mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits).astype(x.dtype)
+        read = mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits)
+        return mx.where(mx.isnan(x), x, read.astype(x.dtype))

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table of ratios, which carry over between machines better than seconds do."""

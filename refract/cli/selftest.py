@@ -1,0 +1,41 @@
+"""`refract selftest`: what is installed here and whether it works."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from refract.cli import presets
+from refract.cli.options import add_cache_dir, key_value
+
+if TYPE_CHECKING:
+    from refract.cli.parser import Commands
+
+_DESCRIPTION = (
+    "Checks versions, the engine, memory, disk and the answer store. With --model it also runs the model for a moment "
+    "under the reference and under the candidate. Exits with 3 when something fails."
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Adds `selftest` to the commands."""
+    summary = "check what is installed here and whether it works"
+    parser = commands.add_parser("selftest", help=summary, description=_DESCRIPTION)
+    text = "run this model too: a GGUF file, a folder, a hub name or a name of `refract fetch --list`"
+    parser.add_argument("--model", metavar="MODEL", help=text)
+    text = "the configuration to try besides the reference (default: ctk=q8_0,ctv=q8_0)"
+    parser.add_argument("--candidate", default="ctk=q8_0,ctv=q8_0", metavar="KV", help=text)
+    text = f"the reference's configuration (default: {presets.REFERENCE})"
+    parser.add_argument("--reference", default=presets.REFERENCE, metavar="KV", help=text)
+    parser.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
+    text = "an option of the engine itself; repeat it for several"
+    parser.add_argument("--engine-arg", action="append", type=key_value, default=[], metavar="KEY=VALUE", help=text)
+    add_cache_dir(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a line for every check; returns 0, or 3 when one failed."""
+    from refract.cli import checking
+
+    return checking.selftest(args)

@@ -1,0 +1,54 @@
+"""Real engines on real models. A test that cannot run says what is missing; `.ci/run` provides all of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from refract.run.cache import cache_folder
+
+MODELS = {
+    "smollm2": ("REFRACT_TEST_SMOLLM2", "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "gemma3": ("REFRACT_TEST_GEMMA3", "models/gemma3/gemma-3-270m-q4_k_m.gguf"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks everything here as needing an engine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+def model_file(name: str) -> Path:
+    """The model's file, or a skip that says how to get it."""
+    variable, place = MODELS[name]
+    path = Path(os.environ[variable]) if variable in os.environ else cache_folder() / place
+    if not path.is_file():
+        pytest.skip(f"no {name} model here: run `refract fetch --model {name}` or set {variable}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1 GGUF."""
+    return model_file("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M base, Q4_K_M GGUF: sliding windows, head dimension 256, no chat template."""
+    return model_file("gemma3")
+
+
+@pytest.fixture(scope="session")
+def mlx() -> Iterator[None]:
+    """MLX on its fast BLAS; skips where MLX is not installed."""
+    from refract.backends.mlx.blas import prepare_blas
+
+    prepare_blas()
+    pytest.importorskip("mlx.core", reason="MLX is not installed: pip install -e '.[mlx]'")
+    yield
