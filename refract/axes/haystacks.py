@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from refract.axes.windows import beginning
 from refract.data.corpus import Corpus
@@ -16,8 +17,10 @@ _SAMPLE_CHARS = 2000
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s+|\n+|(?<=[。！？])")
 _REACH_CHARS = 300
 _STEADY_CHARS = 256  # places for facts move in steps of this while the text is trimmed, so that single characters count
-_CHARS_PER_TOKEN = 4  # a first guess
-_TRIES, _FINE_TOKENS, _SHIFTS = 60, 4, 4
+_CHARS_PER_TOKEN = 4
+_COARSE_TRIES, _FINE_TRIES, _SHIFTS = 24, 4, 4
+_FINE_TOKENS, _SPARE_TOKENS, _TAIL_CHARS = 16, 4, 400
+_AFTER = "\n\nQuestion: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ def _most_chars_per_token(corpus: Corpus, tokenizer: Tokenizer) -> float:
 def fit_prompt(
     tokenizer: Tokenizer, haystack: Haystack, facts: Sequence[str], question: str, *, position: float, length: int
 ) -> Fitted | int:
-    """The prompt of exactly `length` rendered tokens with the first fact at `position` and the others spread from there.
+    """The prompt of exactly `length` rendered tokens, the first fact at `position` and the others spread from there.
 
     Where no cut of the text gives that length exactly, the nearest shorter one found. Too little text, or a question
     and template that alone exceed `length`: the length that can be had instead.
@@ -67,7 +70,12 @@ def fit_prompt(
     best = Fitted(prompt=(), depth=0.0)
     for shift in range(_SHIFTS):
         text = haystack.text[shift:]
-        found = _trim(partial(_render, tokenizer, text, facts, places, question), len(text), length)
+        found = _trim(
+            partial(_render, tokenizer, text, facts, places, question),
+            partial(_tail_tokens, tokenizer, text),
+            len(text),
+            length,
+        )
         if isinstance(found, int):
             return found
         chars, ids = found
@@ -82,63 +90,93 @@ def _render(
     tokenizer: Tokenizer, text: str, facts: Sequence[str], places: Sequence[float], question: str, chars: int
 ) -> TokenIds:
     hidden = hide(text[:chars], facts, places)
-    content = f"Read the following text. A question comes after it.\n\n{hidden}\n\nQuestion: {question}\nAnswer:"
+    content = f"Read the following text. A question comes after it.\n\n{hidden}{_AFTER}{question}\nAnswer:"
     return tokenizer.render((Message(role="user", content=content),))
+
+
+def _tail_tokens(tokenizer: Tokenizer, text: str, start: int, end: int) -> int:
+    return len(tokenizer.encode(text[start:end] + _AFTER))
 
 
 def _depth(hidden: str, fact: str) -> float:
     return hidden.index(fact) / max(1, len(hidden) - len(fact))
 
 
-def _trim(render: Callable[[int], TokenIds], available: int, length: int) -> tuple[int, TokenIds] | int:
+def _trim(
+    render: Callable[[int], TokenIds], tail: Callable[[int, int], int], available: int, length: int
+) -> tuple[int, TokenIds] | int:
     """(characters, ids) whose ids are `length`, or as few below it as can be found; an int where that cannot be had.
 
-    Steps by the ratio seen bring the number of characters near, single characters do the rest: in most texts a character
-    more adds at most one token, so that every length on the way is met.
+    Interpolation brings the number of characters near. From there on only the end of the text is tokenised to find a cut
+    that gives what is missing, and the whole prompt then confirms it.
     """
-    best = 0, render(0)
-    bare = len(best[1])
-    if bare > length:
-        return bare
-    chars, seen = (length - bare) * _CHARS_PER_TOKEN, set[int]()
-    for _ in range(_TRIES):
-        chars = min(max(chars, 0), available)
-        if chars in seen:
-            break
-        seen.add(chars)
-        ids = render(chars)
-        missing = length - len(ids)
-        if missing > 0 and chars == available:
-            return len(ids)
-        if missing >= 0 and len(ids) > len(best[1]):
-            best = chars, ids
-        if missing == 0:
-            break
-        ratio = chars / max(1, len(ids) - bare)
-        coarse = round(missing * ratio)
-        chars += coarse if abs(missing) > _FINE_TOKENS and coarse else (1 if missing > 0 else -1)
+    shortest = render(0)
+    if len(shortest) > length:
+        return len(shortest)
+    chars, ids = _near(render, shortest, available, length)
+    missing = length - len(ids)
+    if missing > 0 and chars == available:
+        return len(ids)
+    best = (chars, ids) if missing >= 0 else (0, shortest)
+    for wanted in range(missing, missing - _SPARE_TOKENS, -1) if missing else ():
+        for cut in islice(_cuts(tail, chars, wanted, available), _FINE_TRIES):
+            ids = render(cut)
+            best = (cut, ids) if len(best[1]) < len(ids) <= length else best
+            if len(ids) == length:
+                return best
     return best
+
+
+def _near(render: Callable[[int], TokenIds], shortest: TokenIds, available: int, length: int) -> tuple[int, TokenIds]:
+    """(characters, ids) within a few tokens of `length`, or all the text where it does not reach that far.
+
+    Steps by the ratio seen until `length` lies between two numbers of characters, then interpolation and halving in
+    turn, because text and code differ in characters a token.
+    """
+    low, high = (0, len(shortest)), (available, 0)  # (characters, tokens); no tokens: not reached yet
+    chars, ids = min(available, length - len(shortest)), shortest
+    for turn in range(_COARSE_TRIES):
+        ids = render(chars)
+        if abs(length - len(ids)) <= _FINE_TOKENS or (chars == available and len(ids) < length):
+            break
+        if len(ids) < length:
+            low = chars, len(ids)
+        else:
+            high = chars, len(ids)
+        if not high[1]:
+            reach = low[0] * (length - len(shortest)) // max(1, low[1] - len(shortest))
+            chars = min(available, max(reach, low[0] + _FINE_TOKENS))
+        elif turn % 2:
+            chars = (low[0] + high[0]) // 2
+        else:
+            chars = low[0] + (high[0] - low[0]) * (length - low[1]) // (high[1] - low[1])
+    return chars, ids
+
+
+def _cuts(tail: Callable[[int, int], int], chars: int, missing: int, available: int) -> Iterator[int]:
+    """Numbers of characters that, judging by the end of the text, give `missing` tokens more than `chars` does."""
+    start = max(0, chars - _TAIL_CHARS)
+    now, guess = tail(start, chars), chars + missing * _CHARS_PER_TOKEN
+    for step in range(2 * _REACH_CHARS):
+        cut = guess + (step + 1) // 2 * (1 if step % 2 else -1)
+        if start < cut <= available and tail(start, cut) == now + missing:
+            yield cut
 
 
 def hide(text: str, facts: Sequence[str], places: Sequence[float]) -> str:
     """`text` with each fact at its place, a share of the text from 0 to 1, between sentences where there are any."""
     steady = len(text) - len(text) % _STEADY_CHARS or len(text)
     cuts = [len(text) if place >= 1.0 else _between_sentences(text, int(place * steady)) for place in places]
-    pieces: list[str] = []
-    done = 0
-    for cut, fact in sorted(zip(cuts, facts, strict=True), key=lambda pair: pair[0]):
-        pieces += [text[done:cut], fact]
-        done = cut
-    return _joined([*pieces, text[done:]])
+    for cut, _, fact in sorted(zip(cuts, range(len(facts)), facts, strict=True), reverse=True):
+        text = _inserted(text[:cut], fact, text[cut:])
+    return text
 
 
-def _joined(pieces: Sequence[str]) -> str:
-    """The pieces in a row, with a space where none is."""
-    whole = ""
-    for piece in filter(None, pieces):
-        apart = not whole or whole[-1].isspace() or piece[0].isspace()
-        whole += piece if apart else f" {piece}"
-    return whole
+def _inserted(before: str, fact: str, after: str) -> str:
+    """The fact on a line of its own after the end of a line, elsewhere with a space on each side."""
+    lead = "" if not before or before[-1].isspace() else " "
+    trail = "" if not after else "\n" if before.endswith("\n") else "" if after[0].isspace() else " "
+    return f"{before}{lead}{fact}{trail}{after}"
 
 
 def _between_sentences(text: str, at: int) -> int:

@@ -51,7 +51,10 @@ def cells(up_to: int, positions: Sequence[float], *, steps: int = 4) -> tuple[Ce
 
 
 def plan_trials(context: PlanContext, wanted: Sequence[Cell], *, trials: int, answer_tokens: int) -> Trials:
-    """`trials` needles for every cell, the families taking turns, each in a haystack of its own while there are enough."""
+    """`trials` needles for every cell, the families taking turns, in haystacks of their own while there are enough.
+
+    A cell in which one of them cannot be made is skipped whole, so that every cell asks the same families.
+    """
     fitting = [cell for cell in wanted if cell.length + answer_tokens <= context.context_length]
     skipped = [
         (cell, f"{cell.length} + {answer_tokens} tokens exceed the model's context of {context.context_length}")
@@ -62,19 +65,21 @@ def plan_trials(context: PlanContext, wanted: Sequence[Cell], *, trials: int, an
     if fitting:
         longest, count = max(cell.length for cell in fitting), len(fitting) * trials
         haystacks = cut_haystacks(context.corpus, context.tokenizer, longest=longest, count=count)
-        for number, cell in enumerate(cell for cell in fitting for _ in range(trials)):
-            made = _trial(context, cell, number, trials, haystacks[number % len(haystacks)], answer_tokens)
-            if isinstance(made, Trial):
-                asked.append(made)
-            elif (cell, made) not in skipped:
-                skipped.append((cell, made))
+        for index, cell in enumerate(fitting):
+            numbers = range(index * trials, (index + 1) * trials)
+            made = [_trial(context, cell, n, trials, haystacks[n % len(haystacks)], answer_tokens) for n in numbers]
+            reason = next((m for m in made if isinstance(m, str)), None)
+            if reason is None:
+                asked += [m for m in made if isinstance(m, Trial)]
+            else:
+                skipped.append((cell, reason))
     return Trials(asked=tuple(asked), skipped=tuple(skipped))
 
 
 def _trial(
     context: PlanContext, cell: Cell, number: int, trials: int, haystack: Haystack, answer_tokens: int
 ) -> Trial | str:
-    family = list(FAMILIES)[(number + number // trials) % len(FAMILIES)]
+    family = list(FAMILIES)[number % len(FAMILIES)]
     needle = make_needle(family, haystack.text, seed=context.seed, trial=number)
     if needle is None:
         return "every needle tried occurs in the haystack already"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from refract.axes.answers import reasons, too_many_missing
+from refract.axes.answers import names, reasons, too_many_missing
 from refract.axes.base import Answers
 from refract.axes.continuations import Paired, read_pairs
 from refract.axes.degeneration import findings
@@ -115,8 +115,7 @@ def _share(score: Estimate) -> Estimate:
 
 
 def _warnings(trials: Trials, paired: Paired, outcomes: Sequence[Outcomes], *, graded: bool) -> tuple[str, ...]:
-    by_reason = Counter(reason for _, reason in trials.skipped)
-    found = [f"{count} cells: {reason}" for reason, count in by_reason.items()] if trials.asked else []
+    found = _skipped_cells(trials) if trials.asked else []
     found += paired.warnings("trials")
     inexact = sum(len(t.ask.prompt) != t.cell.length for t in trials.asked)
     if inexact:
@@ -129,6 +128,13 @@ def _warnings(trials: Trials, paired: Paired, outcomes: Sequence[Outcomes], *, g
     if graded and ungraded:
         found.append(f"{ungraded} of {len(outcomes)} right answers could not be graded on both sides")
     return tuple(found)
+
+
+def _skipped_cells(trials: Trials) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for cell, reason in trials.skipped:
+        by_reason.setdefault(reason, []).append(f"{cell.length}@{cell.position:g}")
+    return [f"cells {names(cells)} were skipped: {reason}" for reason, cells in by_reason.items()]
 
 
 def _losses(outcomes: Sequence[Outcomes]) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def _generation(engine: Engine, spec: LoadSpec) -> Check:
     except RefractError as error:
         return _failed(str(spec.kv), error)
     answer = answers[0] if answers else Failure(kind="silence", message="the engine gave no answer")
-    if not isinstance(answer, Generation) or not answer.tokens:
+    if not isinstance(answer, Generation) or len(answer.tokens) <= (answer.stop == "eos"):
         said = answer.message if isinstance(answer, Failure) else "the engine generated nothing"
         return Check(name="generation", status="fail", message=f"{spec.kv}: {said}", fix="try another model or format")
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""`refract render`: shows a report that was written as JSON as text or HTML."""
+"""`refract render`: shows a report that was written as JSON as text, HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Adds `render` to the commands."""
-    summary = "show a JSON report as text or HTML"
+    summary = "show a JSON report as text, HTML or Markdown"
     parser = commands.add_parser("render", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("report", type=Path, metavar="REPORT", help="a file that --json-out wrote; - reads stdin")
     parser.add_argument("--html-out", type=output_file, metavar="FILE", help="write one HTML file")
+    parser.add_argument("--markdown-out", type=output_file, metavar="FILE", help="write Markdown")
     parser.add_argument("--text", action="store_true", help="print the text too when a file is written")
     parser.set_defaults(run=run, json_out=None)
 
@@ -27,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     from refract.cli.reporting import check_report_outputs, read_report, write_report
 
     check_report_outputs(args)
-    text = args.text or not args.html_out
+    text = args.text or not (args.html_out or args.markdown_out)
     write_report(read_report(args.report), args, text=text)
     return 0

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.errors import ReportError
-from refract.report.jsonfile import from_json, to_json
-from refract.report.output import write_text_atomic
-from refract.report.text import to_text
+from refract.report import from_json, to_json, to_text, write_text_atomic
 from refract.results import Report
 
 _WIDEST = 100
@@ -20,7 +18,7 @@ _WIDEST = 100
 
 def check_report_outputs(args: argparse.Namespace) -> None:
     """Makes sure that every report file asked for can be written. Raises: UsageError, SetupError."""
-    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out})
+    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out, "--markdown-out": args.markdown_out})
 
 
 def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> None:
@@ -31,7 +29,7 @@ def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> Non
     """
     if text:
         emit(to_text(report, width=stdout_width(), color=stdout_color(), ascii=not stdout_unicode()))
-    for path, form in ((args.json_out, to_json), (args.html_out, _html)):
+    for path, form in ((args.json_out, to_json), (args.html_out, _html), (args.markdown_out, _markdown)):
         if path == STDOUT:
             emit(form(report))
         elif path is not None:
@@ -40,9 +38,15 @@ def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> Non
 
 
 def _html(report: Report) -> str:
-    from refract.report import to_html  # its template engine is not needed for anything else
+    from refract.report import to_html  # with its template engine, which nothing else needs
 
     return to_html(report)
+
+
+def _markdown(report: Report) -> str:
+    from refract.report import to_markdown
+
+    return to_markdown(report)
 
 
 def read_report(path: Path) -> Report:

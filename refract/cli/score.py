@@ -96,6 +96,8 @@ def _add_outputs(parser: Parser) -> None:
     text = "also write the report as JSON; with - it goes to stdout instead of the text"
     group.add_argument("--json-out", type=output_file, metavar="FILE", help=text)
     group.add_argument("--html-out", type=output_file, metavar="FILE", help="also write the report as one HTML file")
+    text = "also write the report as Markdown"
+    group.add_argument("--markdown-out", type=output_file, metavar="FILE", help=text)
     text = "exit with 10 when a candidate's composite is below this, or has none"
     group.add_argument("--fail-under", type=score, metavar="SCORE", help=text)
     text = "exit with 10 when a candidate's mean KL divergence is above this, or unknown"

@@ -77,7 +77,10 @@ def pip_download(requirements: Sequence[str], folder: Path) -> None:
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--no-cache-dir")
     patience = ("--retries", "1", "--timeout", "20", "--quiet")
     command = [sys.executable, "-m", "pip", "download", *options, *patience, "--dest", str(folder), *requirements]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    loud = {**os.environ, "PIP_QUIET": "0"}  # set higher, pip would not even say what failed
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=loud, check=False
+    )
     if done.returncode:
         raise _download_failed(requirements[0], done.stderr)
 

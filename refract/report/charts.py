@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from refract.report.svg import Points, drawing, element, frame, label, path, title, xy
-from refract.report.words import figure, interval, significant
+from refract.report.svg import HEIGHT, WIDTH, Points, drawing, element, frame, label, path, title, xy
+from refract.report.words import interval, significant
 from refract.results import AxisResult, Estimate, Json
 
 FLOORS = (60, 80, 90)
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+WIDE = 720
 _TAIL_LEAST = 1e-9
 
 
@@ -69,7 +71,7 @@ def survival_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
     if beside is not None:
         parts.append(path([(box.x(t), box.y(s)) for t, s in _steps(*beside, end)], "line floor-line"))
     parts.append(path([(box.x(t), box.y(s)) for t, s in _steps(time, alive, end)], "line"))
-    return drawing(640, 260, f"survival: {alive[-1]:.0%} of prompts never diverge within {end:,.0f} tokens", parts)
+    return drawing(WIDTH, HEIGHT, f"survival: {alive[-1]:.0%} of prompts never diverge within {end:,.0f} tokens", parts)
 
 
 def _steps(time: Sequence[float], value: Sequence[float], end: float) -> Points:
@@ -93,7 +95,7 @@ def tail_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
         (points[0][0], points[-1][0]),
         (min(shares), 1.0),
         ("KL at a position (nats)", "share of positions above it"),
-        (significant, _percent_fine),
+        (_power, _percent_fine),
         log=(True, True),
     )
     inside = [(x, y) for x, y in beside if points[0][0] <= x <= points[-1][0] and y >= min(shares)]
@@ -102,7 +104,7 @@ def tail_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
         path([(box.x(k), box.y(s)) for k, s in inside], "line floor-line"),
         path([(box.x(k), box.y(s)) for k, s in points], "line"),
     ]
-    return drawing(640, 260, f"tail of the KL divergence, up to {significant(points[-1][0])} nats", parts)
+    return drawing(WIDTH, HEIGHT, f"tail of the KL divergence, up to {significant(points[-1][0])} nats", parts)
 
 
 def _positive(curve: list[list[float]] | None) -> list[tuple[float, float]]:
@@ -117,13 +119,13 @@ def position_chart(axis: AxisResult) -> Markup:
         return Markup()
     start, mean = curve
     names = ("tokens into the answer", "mean KL (nats)")
-    box = frame((start[0], start[-1]), (0.0, max(*mean, 1e-12)), names, (_count, significant))
+    box = frame((start[0], start[-1]), (0.0, max(*mean, 1e-12)), names, (_count, _plain))
     points = [(box.x(s), box.y(m)) for s, m in zip(start, mean, strict=True)]
     dots = [
         element("circle", title(f"from token {s:,.0f}: {significant(m)} nats"), cx=x, cy=y, r=3, class_="dot")
         for (x, y), s, m in zip(points, start, mean, strict=True)
     ]
-    return drawing(640, 260, "mean KL along the reference's answers", [*box.parts(), path(points, "line"), *dots])
+    return drawing(WIDTH, HEIGHT, "mean KL along the reference's answers", [*box.parts(), path(points, "line"), *dots])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,32 +149,38 @@ def size_chart(spots: Sequence[Spot], reference_bytes: float) -> Markup:
         (usable[0].bytes_per_token * 0.9, widest * 1.05),
         (min(lows) * 0.7, max(s.kl.high for s in usable) * 1.4),
         ("KV bytes per token", "mean KL (nats), lower is better"),
-        (_bytes, significant),
+        (_count, _plain),
         log=(False, True),
+        width=WIDE,
     )
     front = [(box.x(s.bytes_per_token), box.y(s.kl.value)) for s in usable if s.front]
     parts = [*box.parts(), path(front, "line floor-line")]
-    taken: list[tuple[float, float]] = []
-    for spot in usable:
-        x, y = box.x(spot.bytes_per_token), box.y(spot.kl.value)
-        words = f"{spot.name}: {significant(spot.kl.value)} nats {interval(spot.kl, 'nats')}, {_bytes(spot.bytes_per_token)}"
-        parts.append(
-            element("line", x1=x, x2=x, y1=box.y(max(spot.kl.low, min(lows))), y2=box.y(spot.kl.high), class_="interval")
-        )
+    places = [(box.x(s.bytes_per_token), box.y(s.kl.value)) for s in usable]
+    taken = [(x - 8.0, x + 8.0, y) for x, y in places]
+    for spot, (x, y) in zip(usable, places, strict=True):
+        low, high = box.y(max(spot.kl.low, min(lows))), box.y(spot.kl.high)
+        parts.append(element("line", x1=x, x2=x, y1=low, y2=high, class_="interval"))
+        value = f"{significant(spot.kl.value)} nats {interval(spot.kl, 'nats')}"
+        words = f"{spot.name}: {value}, {_count(spot.bytes_per_token)} bytes per token"
         parts.append(element("circle", title(words), cx=x, cy=y, r=6, class_="dot" if spot.front else "dot hollow"))
-        at = _free(x, y, taken)
-        taken.append((x, at))
-        right = x < 430.0
-        shown = spot.name if len(spot.name) <= 30 else f"{spot.name[:29]}…"
-        parts.append(label(shown, x + (12.0 if right else -12.0), at + 4.0, anchor="start" if right else "end"))
-    return drawing(640, 260, "mean KL against KV bytes per token for every candidate", parts)
+        parts.append(_name_tag(spot.name, x, y, taken))
+    return drawing(WIDE, HEIGHT, "mean KL against KV bytes per token for every candidate", parts)
 
 
-def _free(x: float, y: float, taken: Sequence[tuple[float, float]]) -> float:
-    """The place nearest below `y` at which a label does not lie on another one."""
-    while any(abs(x - other_x) < 200.0 and abs(y - other_y) < 14.0 for other_x, other_y in taken):
-        y += 3.0
-    return y
+def _name_tag(name: str, x: float, y: float, taken: list[tuple[float, float, float]]) -> Markup:
+    """A label beside the point, moved up or down until it lies on nothing; `taken` (left, right, y) grows by it."""
+    shown = name if len(name) <= 30 else f"{name[:29]}…"
+    size = 7.0 * len(shown)
+    right = x + 12.0 + size < WIDE
+    left = x + 12.0 if right else x - 12.0 - size
+    tries = (y + offset for step in range(12) for offset in (-15.0 * step, 15.0 * step))
+    at = next((t for t in tries if _free(left, left + size, t, taken) and 24.0 < t < 216.0), y)
+    taken.append((left, left + size, at))
+    return label(shown, x + (12.0 if right else -12.0), at + 4.0, anchor="start" if right else "end", class_="name halo")
+
+
+def _free(left: float, right: float, y: float, taken: Sequence[tuple[float, float, float]]) -> bool:
+    return all(right < start or left > end or abs(y - other) >= 14.0 for start, end, other in taken)
 
 
 def _count(value: float) -> str:
@@ -187,5 +195,13 @@ def _percent_fine(value: float) -> str:
     return f"{100.0 * value:.3g} %"
 
 
-def _bytes(value: float) -> str:
-    return f"{value / 1024.0:.3g} KiB" if value >= 1024.0 else f"{figure(value, 'count')} B"
+def _plain(value: float) -> str:
+    return f"{value:.6g}" if value == 0.0 or abs(value) >= 1e-4 else f"{value:.0e}"
+
+
+def _power(value: float) -> str:
+    if value >= 0.01:
+        return _plain(value)
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"

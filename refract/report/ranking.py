@@ -76,6 +76,18 @@ def rank(candidates: Sequence[CandidateResult]) -> Ranking:
     return Ranking(basis=basis, rows=(*rows, *rest))
 
 
+def ranking_note(ranking: Ranking) -> str:
+    """What the marks of a ranking mean, only those that occur."""
+    notes = [f"Ranked by {ranking.name}, the axes they share."]
+    if any(row.tied for row in ranking.rows):
+        notes.append("= shares its rank: the paired interval of the difference holds 0.")
+    if any(row.pareto for row in ranking.rows):
+        notes.append("* on the Pareto front: no other is as small and as close.")
+    if any(row.rank is None for row in ranking.rows):
+        notes.append("Without a rank: an axis of the ranking has no score.")
+    return " ".join(notes)
+
+
 def ok_axes(candidate: CandidateResult) -> tuple[str, ...]:
     """The names of the axes that are ok, in their order."""
     return tuple(axis.axis for axis in candidate.axes if axis.status == "ok")

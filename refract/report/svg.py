@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+WIDTH, HEIGHT = 480, 260
 Points = Sequence[tuple[float, float]]
 
 
@@ -70,13 +71,19 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self) -> list[float]:
-        """Round values within the scale: powers of ten, or four to six steps of 1, 2 or 5."""
+        """Round values within the scale: steps of 1, 2 or 5, and powers of ten on a long logarithmic scale."""
         if self.log:
-            exponents = range(math.floor(math.log10(self.low) + 1e-9), math.ceil(math.log10(self.high) - 1e-9) + 1)
-            thin = max(1, math.ceil(len(exponents) / 7))
-            found = [10.0**e for e in exponents if e % thin == 0]
-            return [t for t in found if self.low * 0.999 <= t <= self.high * 1.001] or [self.low, self.high]
+            return _log_steps(self.low, self.high)
         return _round_steps(self.low, self.high)
+
+
+def _log_steps(low: float, high: float) -> list[float]:
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    inside = [10.0**e for e in range(first, last + 1) if low * 0.999 <= 10.0**e <= high * 1.001]
+    if len(inside) > 2:
+        return inside[:: math.ceil(len(inside) / 6)]
+    finer = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
+    return [t for t in finer if low * 0.999 <= t <= high * 1.001] or [low, high]
 
 
 def _round_steps(low: float, high: float) -> list[float]:
@@ -99,10 +106,6 @@ class Frame:
     y_name: str
     x_words: Callable[[float], str]
     y_words: Callable[[float], str]
-    width: int = 640
-    height: int = 260
-    x_ticks: Sequence[float] = field(default=())
-
     def parts(self) -> list[Markup]:
         """Grid lines, tick labels and the names of both axes."""
         left, right, bottom = min(self.x.start, self.x.end), max(self.x.start, self.x.end), self.y.start
@@ -111,7 +114,7 @@ class Frame:
             at = self.y(value)
             out.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
             out.append(label(self.y_words(value), left - 8.0, at + 4.0, anchor="end"))
-        for value in self.x_ticks or self.x.ticks():
+        for value in self.x.ticks():
             out.append(label(self.x_words(value), self.x(value), bottom + 18.0))
         out.append(element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="base"))
         out.append(label(self.x_name, right, bottom + 36.0, anchor="end", class_="name"))
@@ -126,11 +129,12 @@ def frame(
     words: tuple[Callable[[float], str], Callable[[float], str]],
     *,
     log: tuple[bool, bool] = (False, False),
+    width: int = WIDTH,
 ) -> Frame:
-    """A frame of the usual size over the ranges `x` and `y`."""
+    """A frame of the usual height over the ranges `x` and `y`."""
     return Frame(
-        x=Scale(*x, 62.0, 624.0, log[0]),
-        y=Scale(*y, 214.0, 28.0, log[1]),
+        x=Scale(*x, 60.0, width - 14.0, log[0]),
+        y=Scale(*y, 212.0, 30.0, log[1]),
         x_name=names[0],
         y_name=names[1],
         x_words=words[0],

@@ -85,8 +85,8 @@ def _candidate(row: Ranked, report: Report, pen: Pen) -> Iterator[RenderableType
     yield ""
     yield axis_table(candidate, report.floor, pen)
     for axis in candidate.axes:
-        if axis.score is None:
-            yield pen.text(f"{axis.axis}: no score: {axis.reason}")
+        if axis.reason:
+            yield pen.text(f"{axis.axis}: {'no score: ' if axis.score is None else ''}{axis.reason}")
     table = statistics_table(candidate, pen)
     if table.row_count:
         yield ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from refract.report.ranking import Ranked, Ranking, axis_of
+from refract.report.ranking import Ranked, Ranking, axis_of, ranking_note
 from refract.report.words import (
     STATUS_WORDS,
     counted,
@@ -59,18 +59,6 @@ def ranking_table(ranking: Ranking, reference: EffectiveKV, pen: Pen) -> Iterato
     yield table(pen, columns, [_ranked_row(row, reference, pen) for row in ranking.rows], keep=CANDIDATE_CELLS)
     if ranking.name:
         yield pen.text(ranking_note(ranking), "dim")
-
-
-def ranking_note(ranking: Ranking) -> str:
-    """What the marks of a ranking mean, only those that occur."""
-    notes = [f"Ranked by {ranking.name}."]
-    if any(row.tied for row in ranking.rows):
-        notes.append("= shares its rank: the paired interval of the difference holds 0.")
-    if any(row.pareto for row in ranking.rows):
-        notes.append("* on the Pareto front: no other is as small and as close.")
-    if any(row.rank is None for row in ranking.rows):
-        notes.append("Without a rank: an axis of the ranking has no score.")
-    return " ".join(notes)
 
 
 def _ranked_row(row: Ranked, reference: EffectiveKV, pen: Pen) -> list[Text]:

@@ -60,11 +60,23 @@ STATISTICS: Mapping[str, Label] = {
     "trajectory_mean_kl_nats": Label("mean KL along the answers (nats)", "nats", True),
     "trajectory_max_kl_nats": Label("max KL along the answers (nats)", "nats"),
     "trajectory_top1_agreement": Label("top-1 agreement along the answers", "share"),
+    "retention": Label("needles kept, of those the reference found", "share"),
     "trials": Label("trials", "count", True),
     "reference_hits": Label("needles the reference found", "count", True),
     "candidate_hits": Label("of those, the candidate found", "count", True),
     "informative": Label("informative trials", "count"),
-    "mean_excess_drift": Label("mean excess drift", "nats", True),
+    "gained": Label("found by the candidate only", "count"),
+    "mcnemar_p": Label("p of McNemar's exact test", "plain"),
+    "thinking_reference": Label("reference still thinking", "count"),
+    "thinking_candidate": Label("candidate still thinking", "count"),
+    "answer_nll_delta_nats": Label("mean Δ NLL of the answers (nats)", "nats", True),
+    "mean_excess_drift": Label("mean excess drift", "plain", True),
+    "mean_drift_reference": Label("mean drift, reference", "plain", True),
+    "mean_drift_candidate": Label("mean drift, candidate", "plain", True),
+    "drift_reference": Label("drift, reference", "plain"),
+    "drift_candidate": Label("drift, candidate", "plain"),
+    "divergences_near_tie": Label("divergences, near-tie", "count"),
+    "divergences_decisive": Label("divergences, decisive", "count"),
 }
 
 
@@ -111,8 +123,13 @@ def _places(value: float) -> int:
 
 
 def interval(estimate: Estimate, kind: Kind = "score") -> str:
-    """[low, high], with the unit said once, by the value."""
-    low, high = (figure(end, kind).removesuffix(" %") for end in (estimate.low, estimate.high))
+    """[low, high], as fine as the value, with the unit said once, by the value."""
+    shown = figure(estimate.value, kind)
+    if kind in ("nats", "plain") and "e" not in shown and abs(estimate.high) < 1e5:
+        places = len(shown.partition(".")[2])
+        low, high = (f"{end:,.{places}f}" for end in (estimate.low, estimate.high))
+    else:
+        low, high = (figure(end, kind).removesuffix(" %") for end in (estimate.low, estimate.high))
     return f"[{low}, {high}]"
 
 

@@ -17,9 +17,12 @@ _ANY_HOME = re.compile(
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"']+)[?#][^\s\"']*", re.IGNORECASE)
+_SECRET = (
+    r"[\w-]*(?:api[-_]?key|access[-_]?key|token|password|passwd|secret|credentials?)"  # "tokens" are counted, no secret
+)
 _OPTION = re.compile(
-    r"(?P<name>(?<![\w-])-{0,2}[\w-]*(?:api[-_]?key|token|password|passwd|secret|credential)s?)(?P<gap>\s*[=:]\s*|\s+)"
-    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"'-][^\s\"']*)",
+    rf"(?P<name>(?<![\w-])(?:--?{_SECRET}(?:=|\s+)|{_SECRET}=|[\"']{_SECRET}[\"']\s*:\s*))"
+    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"',}-][^\s\"',}]*)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE)
@@ -62,7 +65,7 @@ def scrub(text: str, who: Who | None = None) -> str:
     text = _ANY_HOME.sub("~", text)
     text = _QUERY.sub(r"\1", _USERINFO.sub("", text))
     text = _BEARER.sub(r"\1 <removed>", text)
-    text = _KEY.sub("<removed>", _OPTION.sub(r"\g<name>\g<gap><removed>", text))
+    text = _KEY.sub("<removed>", _OPTION.sub(r"\g<name><removed>", text))
     for name, placeholder in ((known.user, "<user>"), (known.host, "<host>"), (known.host.split(".")[0], "<host>")):
         text = _without(text, name, placeholder)
     return text

@@ -111,9 +111,10 @@ class Answering:
         if self._session is not None:
             return self._session
         if not self._allow_load:
-            what = f"{missing} answers" if missing else "the effective KV configuration"
+            what = "the effective KV configuration is" if not missing else "1 answer is"
+            what = f"{missing} answers are" if missing > 1 else what
             raise IncompleteError(
-                f"{what} under {self._side.name} ({phase}) not stored, and no model may be loaded",
+                f"{what} not stored for {self._side.name} ({phase}), and no model may be loaded",
                 hint="run `refract score` with the same settings first",
             )
         started = perf_counter()

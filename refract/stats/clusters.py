@@ -81,13 +81,21 @@ def fit_ratio(sums: ClusterSums) -> RatioFit:
     denominators of 1 this is the clustered variance of a mean (SCIENCE §5.1; Cameron & Miller 2015; Miller 2024,
     arXiv:2411.00640).
     """
-    groups, total = len(sums.labels), float(sums.denominators.sum())
+    total = float(sums.denominators.sum())
     value = float(sums.numerators.sum()) / total
-    residuals = sums.numerators - value * sums.denominators
-    se = math.sqrt(groups / (groups - 1) * float(residuals @ residuals)) / total if groups > 1 else 0.0
     scale = float(np.abs(sums.numerators).sum()) / total
+    return fit_residuals(value, (sums.numerators - value * sums.denominators) / total, scale=scale, n=sums.n)
+
+
+def fit_residuals(value: float, residuals: F64, *, scale: float, n: int) -> RatioFit:
+    """The fit of an estimate whose linearised residuals (G,) per cluster sum to 0: SE² = G/(G−1) · Σ residual².
+
+    `scale` is the size of the numbers the residuals are differences of, against which rounding noise is judged.
+    """
+    groups = len(residuals)
+    se = math.sqrt(groups / (groups - 1) * float(residuals @ residuals)) if groups > 1 else 0.0
     se = 0.0 if se <= _ROUNDING * scale else se
-    return RatioFit(value=value, se=se, skewness=_skewness(residuals) if se else 0.0, n=sums.n, clusters=groups)
+    return RatioFit(value=value, se=se, skewness=_skewness(residuals) if se else 0.0, n=n, clusters=groups)
 
 
 def _skewness(residuals: F64) -> float:
@@ -95,7 +103,8 @@ def _skewness(residuals: F64) -> float:
     count = len(residuals)
     if count < 3:
         return 0.0
-    second, third = float(np.mean(residuals**2)), float(np.mean(residuals**3))
+    scaled = residuals / np.max(np.abs(residuals))
+    second, third = float(np.mean(scaled**2)), float(np.mean(scaled**3))
     return third / math.pow(second, 1.5) * math.sqrt(count * (count - 1)) / (count - 2)
 
 

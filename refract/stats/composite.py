@@ -101,8 +101,11 @@ def _interval(fitted: Sequence[Resampled], value: float, draws: F64, level: floa
 def _band_probability(draws: F64) -> dict[str, float]:
     """The share of draws in each band, which add up to 1."""
     floors = list(BAND_FLOORS.items())
-    reached = [float(np.mean(np.round(draws, 9) >= floor)) for _, floor in floors]
-    return {name: share - above for (name, _), share, above in zip(floors, reached, [0.0, *reached], strict=False)}
+    reached = [int(np.sum(np.round(draws, 9) >= floor)) for _, floor in floors]
+    return {
+        name: (count - above) / len(draws)
+        for (name, _), count, above in zip(floors, reached, [0, *reached], strict=False)
+    }
 
 
 def samples_needed(estimate: Estimate, half_width: float) -> int:

@@ -24,6 +24,12 @@ def t_bounds(fit: RatioFit, t: F64) -> F64:
     return fit.value + t * fit.se
 
 
+def skew_t_bounds(fit: RatioFit, t: F64) -> F64:
+    """r + t · SE, or Hall's bound where that lies further out: for differences that may be skewed either way."""
+    plain, corrected = t_bounds(fit, t), _hall_bounds(fit, t)
+    return np.where(t > 0.0, np.maximum(plain, corrected), np.minimum(plain, corrected))
+
+
 def log_t_bounds(fit: RatioFit, t: F64) -> F64:
     """exp(log r + t · SE / r) for r > 0, and never tighter above r than the skewness-corrected bound.
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from refract.results import Estimate, Link, Sample, Unit
-from refract.stats.clusters import F64, ClusterSums, cluster_draws, cluster_sums, fit_ratio
-from refract.stats.distributions import binomial_cdf, bootstrap_widening, student_t_quantile
-from refract.stats.intervals import link_score
+from refract.stats.clusters import F64, ClusterSums, cluster_draws, cluster_sums, fit_ratio, fit_residuals
+from refract.stats.distributions import binomial_cdf, bootstrap_widening
+from refract.stats.intervals import both_tails, link_score, skew_t_bounds
 from refract.stats.resample import Resampled, difference_interval, paired_scores
 
 
@@ -26,7 +26,8 @@ def paired_ratio_difference(
     """r_A − r_B on the same samples, with its CR1 interval: what both candidates share within a cluster cancels.
 
     Var = G/(G−1) · Σ_g (u_A,g / D_A − u_B,g / D_B)², u the linearised residuals and D the summed denominators, t with
-    G − 1 degrees of freedom (SCIENCE §5.3). Methods "paired-cr1-t", and "no-variance" when all clusters agree.
+    G − 1 degrees of freedom (SCIENCE §5.3), widened on the side to which the differences are skewed
+    (`intervals.skew_t_bounds`). Methods "paired-cr1-t", and "no-variance" when all clusters agree.
 
     Raises: ValueError for one cluster, or where `ratio` would.
     """
@@ -37,12 +38,16 @@ def paired_ratio_difference(
     r_a, r_b = fit_ratio(a).value, fit_ratio(b).value
     residuals = (a.numerators - r_a * a.denominators) / a.denominators.sum()
     residuals = residuals - (b.numerators - r_b * b.denominators) / b.denominators.sum()
-    se = math.sqrt(groups / (groups - 1) * float(residuals @ residuals))
-    se = 0.0 if se <= 1e-12 * (abs(r_a) + abs(r_b)) else se
-    half = student_t_quantile(0.5 * (1.0 + level), groups - 1) * se
-    value, method = r_a - r_b, "paired-cr1-t" if se else "no-variance"
+    fit = fit_residuals(r_a - r_b, residuals, scale=abs(r_a) + abs(r_b), n=min(a.n, b.n))
+    low, high = map(float, skew_t_bounds(fit, both_tails(level, fit.df)[0]))
     return Estimate(
-        value=value, low=value - half, high=value + half, level=level, n=min(a.n, b.n), clusters=groups, method=method
+        value=fit.value,
+        low=low,
+        high=high,
+        level=level,
+        n=fit.n,
+        clusters=groups,
+        method="paired-cr1-t" if fit.se else "no-variance",
     )
 
 

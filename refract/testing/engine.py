@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from refract.engine import Blobs, Capability, Check, Identity, LoadSpec
+from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import ConfigMismatchError, KVUnsupportedError
 from refract.kv import Format, KVConfig
 from refract.testing.behaviour import Behaviour, Rewrite
@@ -26,10 +26,10 @@ class FakeEngine:
     """A tiny deterministic engine over 256 byte tokens; fulfils `refract.engine.Engine`.
 
     A model is any text, or a file whose content decides what it computes. Compressed configurations get noise by format
-    (`strength_of`). `candidate_behaviour` breaks sessions of every configuration that is not 16 bits throughout, with
-    `break_reference` those too: a `Behaviour`, or a function that rewrites answers. `respond` gives the tokens the model knows to follow a prompt.
-    `fault` ends the run early. `estimator_top_k` makes comparisons a lower bound from K listed tokens. `loads` are the
-    configurations loaded so far and `answered` the requests, in order.
+    (`strength_of`). `candidate_behaviour`, a `Behaviour` or a function that rewrites answers, breaks the sessions of
+    every configuration that is not 16 bits throughout, with `break_reference` those too. `respond` gives the tokens the
+    model knows to follow a prompt. `fault` ends the run early. `estimator_top_k` makes comparisons a lower bound from K
+    listed tokens. `loads` are the configurations loaded so far and `answered` the requests, in order.
     """
 
     has_chat_template: bool = True
@@ -88,13 +88,13 @@ class FakeEngine:
         """Architecture and layers."""
         return {"architecture": "fake", "layers": LAYERS, "weights": "none", "device": "cpu"}
 
-    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[FakeSession]:
+    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """A session. Raises: KVUnsupportedError before anything is loaded; ConfigMismatchError for the wrong server."""
         self.check_kv(spec.model, spec.kv)
         return self._session(spec, blobs)
 
     @contextmanager
-    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[FakeSession]:
+    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         broken = self.break_reference or not spec.kv.is_reference_like
         behaviour = self.candidate_behaviour if broken else None
         self.loads.append(str(spec.kv))

@@ -21,7 +21,7 @@ HEAD_DIM = 128
 _SPREAD = 2.0  # standard deviation of the logits
 _FAVOURITE = 24.0  # the likeliest token stands out by up to this much, so that decisive and near-tie steps both occur
 _UNLIKELY = -12.0  # offset of whatever is neither printable ASCII nor the end of the sequence
-_KNOWN = 14.0  # how far a known response stands out
+_KNOWN = 48.0  # how far a known response stands out
 _MASK = (1 << 64) - 1
 _ALLOWED = np.where(
     [32 <= token < 127 or token == EOS for token in range(VOCAB_SIZE)], 0.0, _UNLIKELY

@@ -118,8 +118,9 @@ def corpus(**sections: str) -> Corpus:
 def prose(words: int, *, seed: int = 0) -> str:
     """Words without repetition worth the name, in lines of ten with full stops."""
     rng = np.random.default_rng(seed)
-    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    made = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(words)]
+    ends = np.cumsum(rng.integers(2, 9, words))
+    letters = (rng.integers(0, 26, ends[-1], dtype=np.uint8) + ord("a")).tobytes().decode()
+    made = [letters[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     return "".join(word + (".\n" if i % 10 == 9 else " ") for i, word in enumerate(made))
 
 

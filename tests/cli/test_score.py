@@ -45,11 +45,12 @@ def test_json_on_stdout_is_only_json(refract: Shell) -> None:
 
 
 def test_files_are_written_besides_the_text(refract: Shell) -> None:
-    ran = refract.score("--json-out", "new/folder/r.json", "--html-out", "r.html")
+    ran = refract.score("--json-out", "new/folder/r.json", "--html-out", "r.html", "--markdown-out", "r.md")
     assert ran.code == 0
     assert CANDIDATE in ran.out
     assert from_json(Path("new/folder/r.json").read_text()).candidates[0].kv == CANDIDATE
     assert Path("r.html").read_text().lstrip().lower().startswith("<!doctype html")
+    assert CANDIDATE in Path("r.md").read_text()
     assert sorted(path.name for path in refract.folder.iterdir() if path.name.startswith(".")) == []
 
 

@@ -258,14 +258,29 @@ def rniah(hits: int, reference_hits: int = 15) -> AxisResult:
         reason=None if enough else f"the reference retrieved {reference_hits} of 18 needles, 6 are needed",
         link="100*r",
         unit="haystack",
+        protocol="decode",
         statistics={
             "trials": 18,
+            "informative": reference_hits,
             "reference_hits": reference_hits,
             "candidate_hits": hits,
-            "informative": reference_hits,
+            "lost": reference_hits - hits,
+            "mcnemar_p": 1.0,
+            "answer_nll_delta_nats": estimate(0.04, 0.03, 18, 6),
         },
+        series={"cells": _cells(samples)},
         samples=tuple(samples),
     )
+
+
+def _cells(samples: Sequence[Sample]) -> Json:
+    rows: dict[str, dict[str, Json]] = {}
+    for sample in samples:
+        length, position = sample.detail["length"], sample.detail["position"]
+        row = rows.setdefault(f"{length}@{position}", {"length": length, "position": position, "skipped": None})
+        for name, value in (("informative", sample.denominator), ("candidate_hits", sample.numerator)):
+            row[name] = int(row.get(name) or 0) + int(value)  # type: ignore[call-overload]
+    return list(rows.values())
 
 
 def plad(rng: random.Random, excess: float) -> AxisResult:
@@ -278,12 +293,12 @@ def plad(rng: random.Random, excess: float) -> AxisResult:
             category=kinds[i % 5],
             numerator=round(excess + 0.2 * (rng.random() - 0.5), 6),
             denominator=1.0,
-            detail={"perturbation": kinds[i % 5], "reference_drift": 0.41, "candidate_drift": round(0.41 + excess, 4)},
+            detail={"perturbation": kinds[i % 5], "drift_reference": 0.41, "drift_candidate": round(0.41 + excess, 4)},
         )
         for i in range(40)
     )
     rows: list[Json] = [
-        {"perturbation": k, "applied": 8, "skipped": i, "mean_excess": {"value": excess, "low": -0.01, "high": 0.09}}
+        {"perturbation": k, "applied": 8, "skipped": i, "drift_reference": 0.41, "excess": excess}
         for i, k in enumerate(kinds)
     ]
     return AxisResult(

@@ -1,4 +1,4 @@
-"""Two small axes and a run over them; as a script, the same run in a process of its own (`scenario.py FOLDER AFTER HOW`)."""
+"""Two small axes and a run over them; as a script (FOLDER AFTER HOW), the same run in a process of its own."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_folder_is_made_and_empty(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line_and_a_hint(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SetupError, match="cache folder .* cannot be written") as caught:
+    with pytest.raises(SetupError, match=r"cache folder .* cannot be written") as caught:
         cache_folder(tmp_path / "file" / "cache")
     assert caught.value.hint is not None
     assert "--no-cache" in caught.value.hint

@@ -25,7 +25,9 @@ def test_an_answer_comes_back_bit_for_bit(answer: Storable) -> None:
 
 
 @given(storables, st.data())
-def test_damaged_bytes_are_refused_or_still_an_answer_but_never_another_error(answer: Storable, data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_still_an_answer_but_never_another_error(
+    answer: Storable, data: st.DataObject
+) -> None:
     good = encode(answer)
     at = data.draw(st.integers(0, len(good) - 1))
     bad = bytearray(good)

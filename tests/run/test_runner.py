@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from refract.axes.base import AxisPlan, PlanContext
-from refract.engine import Capability
+from refract.engine import Blobs, Capability, LoadSpec, Session
 from refract.errors import CorpusError, FloorError, IncompleteError, KVUnsupportedError, UsageError
 from refract.kv import parse_kv
 from refract.run.progress import Answered, Event, PhaseEnded, PhaseStarted, RunEnded, RunStarted, SessionLoaded
@@ -148,9 +149,9 @@ def test_every_session_is_loaded_for_the_longest_sequence_of_all_axes(store: Mem
     seen = []
 
     class Watching(FakeEngine):
-        def load(self, spec: object, blobs: object) -> object:  # type: ignore[override]
-            seen.append(spec.max_tokens)  # type: ignore[attr-defined]
-            return super().load(spec, blobs)  # type: ignore[arg-type]
+        def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
+            seen.append(spec.max_tokens)
+            return FakeEngine.load(self, spec, blobs)
 
     run(small_spec(), Watching(), store)
     longest = max(len(text) for text in ("Where is the harbour?", "Count to three.")) + 4 + 6
@@ -189,7 +190,7 @@ def test_the_floor_is_not_read_back_and_a_low_one_ends_the_run(store: MemoryStor
         return answer
 
     engine = FakeEngine(candidate_behaviour=drift, break_reference=True)
-    with pytest.raises(FloorError, match="the reference scores .* against itself, below 99.5") as caught:
+    with pytest.raises(FloorError, match=r"the reference scores .* against itself, below 99.5") as caught:
         run(small_spec(), engine, store)
     assert caught.value.hint
     assert engine.loads == [REFERENCE], "no candidate is asked when the floor is broken"
@@ -237,7 +238,7 @@ def test_the_same_model_file_under_another_path_is_the_same_model(tmp_path: Path
 
 def test_scoring_again_needs_no_load_and_says_when_answers_are_missing(store: MemoryStore) -> None:
     engine, spec = FakeEngine(), small_spec()
-    with pytest.raises(IncompleteError, match=r"4 answers under ctk=f16,ctv=f16 \(reference\)"):
+    with pytest.raises(IncompleteError, match=r"^4 answers are not stored for ctk=f16,ctv=f16 \(reference\)"):
         run(spec, engine, store, allow_load=False)
     first = run(spec, engine, store)
     engine.loads.clear()

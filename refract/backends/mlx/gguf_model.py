@@ -212,8 +212,11 @@ def load_gguf_model(gguf: GGUF, dtype: mx.Dtype) -> tuple[nn.Module, dict[str, A
     config = gguf_config(gguf)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
+    weights = dict(_weights(gguf, config, dtype))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)  # also drops the output head of models that tie it to the embedding
     try:
-        model.load_weights(list(_weights(gguf, config, dtype)), strict=not config["tie_word_embeddings"])
+        model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
         raise ModelError(
             f"{gguf.path.name}: {error}", hint="the file may be damaged; download it again"

@@ -1,0 +1,183 @@
+"""What the page shows of each candidate, as values the template only has to lay out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from refract.report.charts import Spot, position_chart, score_bar, size_chart, survival_chart, tail_chart
+from refract.report.grids import Grid, Heatmap, heatmap, sample_grid, series_grids
+from refract.report.plain import visible
+from refract.report.prompts import PromptView, prompt_views
+from refract.report.ranking import Ranking, axis_of, pareto
+from refract.report.words import (
+    AXIS_WORDS,
+    STATUS_WORDS,
+    band_words,
+    bands,
+    counted,
+    interval,
+    label_of,
+    size_words,
+    statistic,
+)
+from refract.results import AxisResult, CandidateResult, Estimate, Report
+
+SYMBOLS = {"EXCELLENT": "✓", "PASS": "✓", "DEGRADED": "△", "FAIL": "✕", "": "–"}
+STATUS_SYMBOLS = {"ok": "●", "low-confidence": "◐", "not-exercised": "○", "failed": "✕", "not-run": "–"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisView:
+    """One axis: its row in the summary and everything below it."""
+
+    anchor: str
+    name: str
+    about: str
+    score: str
+    interval: str
+    bar: Markup
+    status: str
+    symbol: str
+    reason: str
+    measured: str
+    floor: str
+    protocol: str
+    statistics: tuple[tuple[str, str], ...]
+    charts: tuple[tuple[str, Markup], ...]
+    heatmap: Heatmap | None
+    grids: tuple[Grid, ...]
+    samples: Grid | None
+    notes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateView:
+    """One candidate's section of the page."""
+
+    anchor: str
+    kv: str
+    band: str
+    tone: str
+    symbol: str
+    score: str
+    interval: str
+    name: str
+    reason: str
+    size: str
+    chances: tuple[tuple[str, str], ...]
+    axes: tuple[AxisView, ...]
+    findings: tuple[str, ...]
+    warnings: tuple[str, ...]
+    prompts: tuple[tuple[str, PromptView], ...]
+    categories: tuple[str, ...]
+
+
+def candidate_view(candidate: CandidateResult, index: int, report: Report) -> CandidateView:
+    """The view of the candidate with that number, counted from 1."""
+    anchor, composite = f"c{index}", candidate.composite
+    prompts = prompt_views(axis_of(candidate, "trajectory"))
+    score = composite.score
+    likely = bands(composite)
+    return CandidateView(
+        anchor=anchor,
+        kv=visible(candidate.kv),
+        band=band_words(composite),
+        tone=tone(likely),
+        symbol=SYMBOLS[composite.band or ""],
+        score="" if score is None else f"{score.value:.1f}",
+        interval="" if score is None else interval(score),
+        name=visible(composite.name),
+        reason=visible(composite.reason or ""),
+        size="" if (size := size_words(candidate.effective, report.reference.effective)) is None else f"{size} KV",
+        chances=tuple((band, f"{p:.0%}") for band, p in composite.band_probability.items() if p >= 0.005),
+        axes=tuple(axis_view(axis, anchor, report.floor) for axis in candidate.axes),
+        findings=(*map(visible, candidate.findings), *_said(candidate.axes, "findings")),
+        warnings=tuple(_said(candidate.axes, "warnings")),
+        prompts=tuple(zip(anchors(f"{anchor}-", [p.id for p in prompts]), prompts, strict=True)),
+        categories=tuple(sorted({p.category for p in prompts if p.category})),
+    )
+
+
+def tone(likely: Sequence[str]) -> str:
+    """The colour class of a verdict: good, fair, bad, or none without a score."""
+    if not likely:
+        return "none"
+    return {"EXCELLENT": "good", "PASS": "good", "DEGRADED": "fair"}.get(likely[-1], "bad" if len(likely) == 1 else "fair")
+
+
+def _said(axes: Sequence[AxisResult], what: str) -> Iterator[str]:
+    return (f"{visible(axis.axis)}: {visible(text)}" for axis in axes for text in getattr(axis, what))
+
+
+def anchors(prefix: str, names: Sequence[str]) -> list[str]:
+    """A different HTML id for every name, made of it where that is possible."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        slug = prefix + (re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:48] or "x")
+        seen[slug] = seen.get(slug, 0) + 1
+        found.append(slug if seen[slug] == 1 else f"{slug}~{seen[slug]}")
+    return found
+
+
+def axis_view(axis: AxisResult, prefix: str, floor: CandidateResult | None) -> AxisView:
+    """The view of one axis of the candidate whose ids begin with `prefix`."""
+    beside = axis_of(floor, axis.axis) if floor else None
+    floor_score = beside.score if beside else None
+    score = axis.score
+    return AxisView(
+        anchor=anchors(f"{prefix}-axis-", [axis.axis])[0],
+        name=visible(axis.axis),
+        about=AXIS_WORDS.get(axis.axis, ""),
+        score="–" if score is None else f"{score.value:.1f}",
+        interval="" if score is None else interval(score),
+        bar=score_bar(axis, floor_score),
+        status=STATUS_WORDS[axis.status],
+        symbol=STATUS_SYMBOLS[axis.status],
+        reason=visible(axis.reason or ""),
+        measured="" if score is None else counted(score.n, score.clusters, axis.unit),
+        floor="" if floor_score is None else f"{floor_score.value:.1f}",
+        protocol=visible(", ".join(filter(None, (axis.protocol, axis.estimator, score.method if score else "")))),
+        statistics=tuple(_statistics(axis)),
+        charts=tuple(_charts(axis, beside)),
+        heatmap=heatmap(axis),
+        grids=series_grids(axis),
+        samples=None if axis.axis == "trajectory" else sample_grid(axis),
+        notes=tuple(("warning", visible(text)) for text in axis.warnings),
+    )
+
+
+def _statistics(axis: AxisResult) -> Iterator[tuple[str, str]]:
+    for name, value in axis.statistics.items():
+        label = label_of(name)
+        yield visible(label.text), statistic(value, label.kind)
+
+
+def _charts(axis: AxisResult, floor: AxisResult | None) -> Iterator[tuple[str, Markup]]:
+    beside = " The dashed line is the floor: the reference against itself." if floor is not None else ""
+    drawn = (
+        ("First divergence, Kaplan–Meier, with its 95 % band.", survival_chart(axis, floor), beside),
+        ("How often the divergence at one position is large.", tail_chart(axis, floor), beside),
+        ("Divergence along the reference's own answers.", position_chart(axis), ""),
+    )
+    return ((caption + note, chart) for caption, chart, note in drawn if chart)
+
+
+def comparison_chart(ranking: Ranking, reference_bytes: float) -> Markup:
+    """Mean KL against size for the candidates that have both; empty for fewer than two."""
+    found: list[tuple[str, float, Estimate]] = []
+    for row in ranking.rows:
+        kld = axis_of(row.candidate, "kld")
+        mean = kld.statistics.get("mean_kl_nats") if kld is not None and kld.status == "ok" else None
+        if isinstance(mean, Estimate):
+            found.append((visible(row.candidate.kv), row.candidate.effective.bytes_per_token, mean))
+    front = pareto([(size, -mean.value) for _, size, mean in found])
+    spots = [
+        Spot(name=name, bytes_per_token=size, kl=mean, front=marked)
+        for (name, size, mean), marked in zip(found, front, strict=True)
+    ]
+    return size_chart(spots, reference_bytes)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from refract.kv import parse_kv
+from refract.results import AxisResult, Estimate, Sample
+from refract.run.guards import Measured, answers_digest, as_not_exercised, duplicates, never_acted
+from refract.work import (
+    Answer,
+    BlobRef,
+    CompareBase,
+    Distributions,
+    Divergence,
+    EffectiveKV,
+    Failure,
+    Generate,
+    Generation,
+    Request,
+    ScoreTokens,
+    TokenScores,
+    Window,
+)
+
+ASK = Generate(prompt=(1, 2), max_new_tokens=2, top_k=1)
+FORCED = ScoreTokens(tokens=(1, 2, 3), start=1, top_k=0)
+COMPARE = CompareBase(
+    windows=(Window(tokens=(1, 2, 3), start=1),),
+    protocol="decode",
+    base=BlobRef(sha256="0" * 64, size_bytes=1, format="x/1"),
+)
+
+
+def f32(*values: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.array(values, dtype=np.float32)
+
+
+def divergence(*kl: float, delta: float = 0.0) -> Divergence:
+    zeros, yes = np.zeros(len(kl), dtype=np.float32), np.ones(len(kl), dtype=np.bool_)
+    return Divergence(
+        kl=f32(*kl),
+        same_top=yes,
+        reference_margin=zeros,
+        token_nll_delta=zeros + np.float32(delta),
+        token_p_delta=zeros,
+        reference_nll=zeros,
+        reference_finite=yes,
+        window=np.zeros(len(kl), dtype=np.int32),
+        estimator="kl-exact",
+    )
+
+
+def generation(*logprobs: float) -> Generation:
+    listed = Distributions(
+        ids=np.zeros((len(logprobs), 1), dtype=np.int32), logprobs=f32(*logprobs)[:, None], tail=f32(*logprobs)
+    )
+    return Generation(tokens=(0,) * len(logprobs), stop="length", listed=listed)
+
+
+def measured(kv: str, answers: dict[Request, Answer | Failure], *, compressed: int = 4, k: str = "") -> Measured:
+    config = parse_kv(kv)
+    effective = EffectiveKV(
+        k=k or str(config.k), v=str(config.v), layers=4, layers_compressed=compressed, bytes_per_token=1.0
+    )
+    return Measured(kv=config, effective=effective, answers=answers)
+
+
+REFERENCE = measured("ctk=f16,ctv=f16", {ASK: generation(-1.0, -2.0), FORCED: TokenScores(logprobs=f32(-1.0, -1.0))})
+
+
+@pytest.mark.parametrize(
+    ("answers", "acted"),
+    [
+        ({COMPARE: divergence(0.0, 0.0)}, False),
+        ({COMPARE: divergence(0.0, 1e-30)}, True),
+        ({COMPARE: divergence(0.0, np.nan)}, True),
+        ({COMPARE: divergence(0.0, 0.0, delta=-1e-7)}, True),
+        ({COMPARE: divergence(0.0), ASK: generation(-1.0, -2.0)}, False),
+        ({COMPARE: divergence(0.0), ASK: generation(-1.0, -2.000001)}, True),
+        ({FORCED: TokenScores(logprobs=f32(-1.0, -1.0))}, False),
+        ({FORCED: TokenScores(logprobs=f32(-1.0, -1.1))}, True),
+        ({ASK: generation(-1.0)}, True),
+        ({ASK: Generation(tokens=(0, 0), stop="length")}, True),
+        ({COMPARE: Failure(kind="x", message="y")}, True),
+        ({}, True),
+    ],
+)
+def test_a_lossy_candidate_without_any_difference_never_acted(
+    answers: dict[Request, Answer | Failure], acted: bool
+) -> None:
+    """Where no distribution was seen there is no evidence, and the candidate keeps its score."""
+    reason = never_acted(REFERENCE, measured("ctk=q8_0,ctv=f16", answers))
+    assert (reason is None) is acted
+    assert reason is None or "bit for bit" in reason
+
+
+def test_a_compressed_type_without_a_compressed_layer_never_acted() -> None:
+    candidate = measured("ctk=q8_0,ctv=f16", {COMPARE: divergence(0.5)}, compressed=0, k="f16")
+    assert never_acted(REFERENCE, candidate) == "the engine compressed none of 4 layers (it stores f16/f16)"
+
+
+def test_what_is_not_lossy_or_is_the_reference_is_left_alone() -> None:
+    same: dict[Request, Answer | Failure] = {COMPARE: divergence(0.0)}
+    assert never_acted(REFERENCE, measured("ctk=bf16,ctv=f16", same, compressed=0)) is None
+    lossy = measured("ctk=q8_0,ctv=q8_0", same)
+    assert never_acted(lossy, lossy) is None
+
+
+def test_a_candidate_that_only_drops_tokens_is_judged_by_what_it_did() -> None:
+    kv = "ctk=f16,ctv=f16,evict=recency"
+    assert never_acted(REFERENCE, measured(kv, {COMPARE: divergence(0.1)}, compressed=0)) is None
+    assert never_acted(REFERENCE, measured(kv, {COMPARE: divergence(0.0)}, compressed=0))
+
+
+def test_a_score_is_taken_away_and_its_samples_stay() -> None:
+    score = Estimate(value=100.0, low=100.0, high=100.0, n=1, clusters=1, method="none")
+    samples = (Sample(id="a", cluster="a", numerator=1.0, denominator=1.0),)
+    ok = AxisResult(axis="kld", status="ok", score=score, link="100*r", unit="window", samples=samples)
+    out = as_not_exercised(ok, "why")
+    assert (out.status, out.score, out.reason, out.samples) == ("not-exercised", None, "why", samples)
+    for status in ("not-run", "failed"):
+        other = replace(ok, status=status, score=None, reason="another")
+        assert as_not_exercised(other, "why") is other
+
+
+def test_bit_identical_candidates_are_named_on_both_with_the_likely_reason() -> None:
+    one = measured("ctk=q8_0,ctv=q8_0", {COMPARE: divergence(0.25)})
+    two = measured("ctk=q5_0,ctv=q5_0", {COMPARE: divergence(0.25)})
+    other = measured("ctk=q4_0,ctv=q4_0", {COMPARE: divergence(0.5)})
+    found = duplicates([one, other, two])
+    assert set(found) == {0, 2}
+    assert "every answer equals that of ctk=q5_0,ctv=q5_0 bit for bit" in found[0]
+    assert "that of ctk=q8_0,ctv=q8_0 bit for bit" in found[2]
+    assert "decodes both formats the same way" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("k", "compressed", "kl", "reason"),
+    [
+        ("fp8", 4, True, "the engine stores both as fp8/f16"),
+        ("", 0, True, "neither compressed a layer"),
+        ("", 4, False, "too few tokens"),
+    ],
+)
+def test_likely_reasons(k: str, compressed: int, kl: bool, reason: str) -> None:
+    answers: dict[Request, Answer | Failure] = (
+        {COMPARE: divergence(0.25)} if kl else {ASK: Generation(tokens=(1,), stop="eos")}
+    )
+    pair = [measured(f"ctk={name},ctv=f16", answers, compressed=compressed, k=k) for name in ("q8_0", "q4_0")]
+    assert reason in duplicates(pair)[0]
+
+
+def test_no_answers_are_no_duplicates() -> None:
+    failed: dict[Request, Answer | Failure] = {ASK: Failure(kind="x", message="y")}
+    assert duplicates([measured("ctk=q8_0,ctv=f16", failed), measured("ctk=q4_0,ctv=f16", failed)]) == {}
+    assert duplicates([measured("ctk=q8_0,ctv=f16", {}), measured("ctk=q4_0,ctv=f16", {})]) == {}
+
+
+def test_the_digest_does_not_depend_on_the_order_of_the_answers() -> None:
+    answers: dict[Request, Answer | Failure] = {ASK: generation(-1.0), FORCED: TokenScores(logprobs=f32(-1.0))}
+    assert answers_digest(answers) == answers_digest(dict(reversed(answers.items())))
+    assert answers_digest(answers) != answers_digest({ASK: generation(-1.0)})
