@@ -81,7 +81,7 @@ class Identity:
     build: str
     model: str  # fingerprint of the weights and tokenizer, not a path
     kv: str
-    max_tokens: int
+    max_tokens: int  # 0 where the longest sequence of a run changes no answer
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property

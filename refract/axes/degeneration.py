@@ -88,9 +88,6 @@ def _most_frequent(texts: Sequence[Sequence[int]]) -> int:
 
 def _length_ratio(pairs: Sequence[Pair]) -> float | None:
     """Tokens of all the candidate's answers over those of the reference's; None when either side said nothing."""
-    ours, theirs = (sum(len(content(g)) for g in side) for side in _sides(pairs))
+    ours = sum(len(content(p.candidate)) for p in pairs)
+    theirs = sum(len(content(p.reference)) for p in pairs)
     return ours / theirs if ours and theirs else None
-
-
-def _sides(pairs: Sequence[Pair]) -> tuple[list[Generation], list[Generation]]:
-    return [p.candidate for p in pairs], [p.reference for p in pairs]

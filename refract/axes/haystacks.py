@@ -49,7 +49,8 @@ def cut_haystacks(corpus: Corpus, tokenizer: Tokenizer, *, longest: int, count: 
     step = len(corpus.text) // fitting
     starts = [beginning(corpus.text, i * step) for i in range(fitting)]
     return tuple(
-        Haystack(id=f"haystack-{i:03d}", text=corpus.text[start : i * step + step]) for i, start in enumerate(starts)
+        Haystack(id=f"haystack-{i:03d}", text=corpus.text[start : min(i * step + step, start + 2 * size)])
+        for i, start in enumerate(starts)
     )
 
 
@@ -107,8 +108,8 @@ def _trim(
 ) -> tuple[int, TokenIds] | int:
     """(characters, ids) whose ids are `length`, or as few below it as can be found; an int where that cannot be had.
 
-    Interpolation brings the number of characters near. From there on only the end of the text is tokenised to find a cut
-    that gives what is missing, and the whole prompt then confirms it.
+    Interpolation brings the number of characters near. From there on only the end of the text is tokenised to find a
+    cut that gives what is missing, and the whole prompt then confirms it.
     """
     shortest = render(0)
     if len(shortest) > length:

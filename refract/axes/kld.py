@@ -12,20 +12,25 @@ from refract.axes.anchors import Anchors, plan_anchors
 from refract.axes.answers import answer_of
 from refract.axes.base import Answers, PlanContext
 from refract.axes.kld_result import kld_result
+from refract.axes.kld_windows import DEEP_POSITIONS, PlacedWindow, deep_windows, scored_windows
 from refract.axes.measured import Place, read_divergences
-from refract.axes.windows import TextWindow, cut_windows, distinct
 from refract.engine import Capability
-from refract.errors import UsageError
+from refract.errors import PromptsError, UsageError
 from refract.results import AxisResult, Json
 from refract.work import Base, CompareBase, Failure, Generation, Protocol, Request, Window, WriteBase
 
 SMALLEST_WINDOW = 8
-OPENING_TOKENS = 24
+
+Compared = dict[Place, CompareBase | Failure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kld:
-    """The axis: `chunks` windows of `ctx` tokens, and with `along_trajectories` the reference's own continuations."""
+    """The axis: `chunks` windows of `ctx` tokens make the score.
+
+    Beside it stand the reference's own continuations (`along_trajectories`) and, with `depth` > 0, `deep_chunks`
+    windows at each of 1k, 4k, 16k … `depth` tokens of cache.
+    """
 
     name: ClassVar[str] = "kld"
     needs: ClassVar[frozenset[Capability]] = frozenset()  # KL_PREFILL or KL_DECODE, which `plan` asks for
@@ -33,22 +38,35 @@ class Kld:
     chunks: int = 32
     ctx: int = 512
     along_trajectories: bool = True
+    depth: int = 0
+    deep_chunks: int = 4
 
     def plan(self, context: PlanContext) -> KldPlan:
         """Raises: UsageError for sizes that mean nothing here; CorpusError when there is too little text."""
         self._check(context)
-        windows, copies = distinct(cut_windows(context.corpus, context.tokenizer, count=self.chunks, size=self.ctx))
+        windows, copies = scored_windows(context, chunks=self.chunks, ctx=self.ctx)
         notes: list[str] = []
         if copies:
             notes.append(
                 f"{copies} of {self.chunks} windows repeat an earlier one and were left out: a repetitive corpus"
             )
-        anchors = None
-        if self.along_trajectories and {Capability.KEEP_BASE, Capability.GENERATE} <= context.capabilities:
-            anchors = plan_anchors(context)
-        elif self.along_trajectories:
-            notes.append("not measured along the reference's continuations: this engine keeps no distributions of them")
-        return KldPlan(knobs=self, context=context, windows=windows, anchors=anchors, notes=tuple(notes))
+        anchors = self._anchors(context)
+        if isinstance(anchors, str):
+            notes.append(f"not measured along the reference's continuations: {anchors}")
+            anchors = None
+        deep = deep_windows(context, depth=self.depth, each=self.deep_chunks)
+        return KldPlan(knobs=self, context=context, windows=windows, deep=deep, anchors=anchors, notes=tuple(notes))
+
+    def _anchors(self, context: PlanContext) -> Anchors | str | None:
+        """The continuations to measure along, or why there are none; None when they are not wanted."""
+        if not self.along_trajectories:
+            return None
+        if not {Capability.KEEP_BASE, Capability.GENERATE} <= context.capabilities:
+            return "this engine keeps no distributions of them"
+        try:
+            return plan_anchors(context)
+        except PromptsError as error:
+            return error.message
 
     def _check(self, context: PlanContext) -> None:
         if not {Capability.KL_PREFILL, Capability.KL_DECODE} & context.capabilities:
@@ -57,11 +75,17 @@ class Kld:
             raise UsageError(
                 f"--chunks {self.chunks} --ctx {self.ctx}: expected at least 1 window of {SMALLEST_WINDOW} tokens"
             )
-        if self.ctx > context.context_length:
+        if self.depth < 0 or self.deep_chunks < 1:
             raise UsageError(
-                f"--ctx {self.ctx} exceeds the model's context of {context.context_length} tokens",
-                hint=f"use --ctx {context.context_length} or less",
+                f"--depth {self.depth} with {self.deep_chunks} windows each: expected 0 or more, and 1 or more"
             )
+        deepest = self.depth + DEEP_POSITIONS if self.depth else 0
+        for option, value, needed in (("--ctx", self.ctx, self.ctx), ("--depth", self.depth, deepest)):
+            if needed > context.context_length:
+                raise UsageError(
+                    f"{option} {value} needs {needed} tokens, the model's context has {context.context_length}",
+                    hint=f"use {option} {context.context_length - needed + value} or less",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +94,16 @@ class KldPlan:
 
     knobs: Kld
     context: PlanContext
-    windows: tuple[TextWindow, ...]
+    windows: tuple[PlacedWindow, ...]
+    deep: tuple[PlacedWindow, ...]
     anchors: Anchors | None
     notes: tuple[str, ...]
 
     @property
     def max_tokens(self) -> int:
         """The longest window or continuation."""
-        return max(self.knobs.ctx, self.anchors.max_tokens if self.anchors else 0)
+        longest = max(len(placed.window.tokens) for placed in (*self.windows, *self.deep))
+        return max(longest, self.anchors.max_tokens if self.anchors else 0)
 
     @property
     def protocol(self) -> Protocol:
@@ -85,37 +111,33 @@ class KldPlan:
         return "prefill" if Capability.KL_PREFILL in self.context.capabilities else "decode"
 
     @property
-    def start(self) -> int:
-        """The first position scored: as llama-perplexity, which reads the logits at ctx/2 … ctx-2."""
-        return self.knobs.ctx // 2 + 1
-
-    @property
     def parameters(self) -> Mapping[str, Json]:
-        """Which positions of which windows, and by which protocol."""
+        """Which positions of which windows, and by which protocol; what stands beside the score does not count."""
         return {
             "chunks": self.knobs.chunks,
             "ctx": self.knobs.ctx,
-            "scored_from": self.start,
+            "scored_from": self.windows[0].window.start,
             "protocol": self.protocol,
             "placement": "consecutive" if len(self.context.corpus.sections) == 1 else "spread over sections",
-            "along_trajectories": self.anchors is not None,
         }
 
     def reference(self) -> Sequence[Request]:
         """The windows' bases, and the continuations whose bases are kept."""
-        bases: list[Request] = [self._write(window) for window in self.windows]
+        bases: list[Request] = [self._write(placed) for placed in (*self.windows, *self.deep)]
         return [*bases, *(a.reference for a in self.anchors.items)] if self.anchors else bases
 
     def candidate(self, reference: Answers) -> Sequence[Request]:
         """A comparison for every base the reference has."""
-        compared = (*self._window_requests(reference).values(), *self._trajectory_requests(reference).values())
+        windows = self._window_requests((*self.windows, *self.deep), reference)
+        compared = (*windows.values(), *self._trajectory_requests(reference).values())
         return [request for request in compared if isinstance(request, CompareBase)]
 
     def score(self, reference: Answers, candidate: Answers) -> AxisResult:
-        """100 · exp(−mean KL over the windows' positions in nats); what is seen along trajectories stands beside it."""
+        """100 · exp(−mean KL over the windows' positions in nats); depths and trajectories stand beside it."""
         result = kld_result(
-            read_divergences(self._window_requests(reference), candidate),
-            read_divergences(self._trajectory_requests(reference), candidate),
+            read_divergences(self._window_requests(self.windows, reference), candidate),
+            deep=read_divergences(self._window_requests(self.deep, reference), candidate),
+            trajectories=read_divergences(self._trajectory_requests(reference), candidate),
             protocol=self.protocol,
             notes=(*self.notes, *(self.anchors.warnings if self.anchors else ())),
             seed=self.context.seed,
@@ -124,41 +146,35 @@ class KldPlan:
 
     def _digest(self) -> dict[str, Json]:
         """How many windows there are and the sha256 of their token ids: equal texts must have given equal tokens."""
-        ids = json.dumps([window.tokens for window in self.windows])
+        ids = json.dumps([placed.window.tokens for placed in (*self.windows, *self.deep)])
         return {"count": len(self.windows), "sha256": hashlib.sha256(ids.encode()).hexdigest()}
 
-    def _opening(self, window: TextWindow) -> str:
-        text = self.context.tokenizer.decode(window.tokens[:OPENING_TOKENS])
-        return " ".join(text.split())
+    def _write(self, placed: PlacedWindow) -> WriteBase:
+        return WriteBase(windows=(placed.window,), protocol=self.protocol)
 
-    def _write(self, window: TextWindow) -> WriteBase:
-        return WriteBase(windows=(Window(tokens=window.tokens, start=self.start),), protocol=self.protocol)
-
-    def _window_requests(self, reference: Answers) -> dict[Place, CompareBase | Failure]:
+    def _window_requests(self, windows: Sequence[PlacedWindow], reference: Answers) -> Compared:
         """By window: the candidate's request, or why the reference leaves nothing to compare with."""
-        found: dict[Place, CompareBase | Failure] = {}
-        for index, window in enumerate(self.windows):
-            request = self._write(window)
-            base = answer_of(reference, request, Base)
-            place = Place(id=f"window-{index:03d}", category=window.category, text=self._opening(window))
-            found[place] = (
+        found: Compared = {}
+        for placed in windows:
+            base = answer_of(reference, self._write(placed), Base)
+            found[placed.place] = (
                 base
                 if isinstance(base, Failure)
-                else CompareBase(windows=request.windows, protocol=request.protocol, base=base.blob)
+                else CompareBase(windows=(placed.window,), protocol=self.protocol, base=base.blob)
             )
         return found
 
-    def _trajectory_requests(self, reference: Answers) -> dict[Place, CompareBase | Failure]:
+    def _trajectory_requests(self, reference: Answers) -> Compared:
         """The same by prompt, for continuations that hold a token and a base."""
-        found: dict[Place, CompareBase | Failure] = {}
+        found: Compared = {}
         for anchor in self.anchors.items if self.anchors else ():
             place = Place(id=anchor.prompt.id, category=anchor.prompt.category)
-            answer = answer_of(reference, anchor.reference, Generation)
+            prompt, answer = anchor.reference.prompt, answer_of(reference, anchor.reference, Generation)
             if isinstance(answer, Failure):
                 found[place] = answer
             elif answer.tokens and answer.base is None:
                 found[place] = Failure(kind="no base", message="the engine kept no distributions of this continuation")
             elif answer.tokens and answer.base is not None:
-                window = Window(tokens=(*anchor.reference.prompt, *answer.tokens), start=len(anchor.reference.prompt))
+                window = Window(tokens=(*prompt, *answer.tokens), start=len(prompt))
                 found[place] = CompareBase(windows=(window,), protocol="decode", base=answer.base)
         return found

@@ -2,59 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from refract.axes import kld_statistics as figures
 from refract.axes.answers import names, reasons, too_many_missing
 from refract.axes.measured import Measured
-from refract.results import AxisResult, Link, Unit
+from refract.results import AxisResult, Estimate, Link, Statistic, Unit
 from refract.stats import estimate
 
 LINK: Link = "100*exp(-r)"
 UNIT: Unit = "window"
+DEEPER = 2.0  # times the KL of the windows, from which on a deep cache's KL is a finding
 
 
 def kld_result(
-    windows: Measured, trajectories: Measured, *, protocol: str, notes: tuple[str, ...], seed: int
+    windows: Measured, *, deep: Measured, trajectories: Measured, protocol: str, notes: tuple[str, ...], seed: int
 ) -> AxisResult:
     """100 · exp(−Σ KL / positions) over the windows, or the reason why there is no score."""
-    problem = _problem(windows, trajectories)
-    samples = () if problem else tuple(map(figures.window_sample, windows.stretches))
-    shown = trajectories if trajectories.stretches else None
+    counts = figures.counts(windows, deep, trajectories)
+    lost = (*_missing(windows, "windows"), *_missing(deep, "deep windows"), *_missing(trajectories, "continuations"))
+    problem = _problem(windows, deep, trajectories)
+    if problem:
+        return AxisResult(
+            axis="kld",
+            status="failed",
+            score=None,
+            reason=problem,
+            link=LINK,
+            unit=UNIT,
+            protocol=protocol,
+            estimator=", ".join(windows.estimators) or None,
+            statistics=counts,
+            warnings=(*notes, *lost),
+        )
+    samples = tuple(map(figures.window_sample, windows.stretches))
+    columns = [s.numerator for s in samples], [s.denominator for s in samples], [s.cluster for s in samples]
+    along = trajectories if trajectories.stretches else None
+    statistics = figures.statistics(windows, along, seed=seed)
     return AxisResult(
         axis="kld",
-        status="failed" if problem else "ok",
-        score=None
-        if problem
-        else estimate.score(
-            LINK,
-            [s.numerator for s in samples],
-            [s.denominator for s in samples],
-            [s.cluster for s in samples],
-        ),
-        reason=problem,
+        status="ok",
+        score=estimate.score(LINK, *columns),
         link=LINK,
         unit=UNIT,
         protocol=protocol,
-        estimator=", ".join(windows.estimators) or None,
-        statistics=figures.counts(windows, trajectories)
-        if problem
-        else figures.statistics(windows, shown, seed=seed) | figures.counts(windows, trajectories),
-        series={} if problem else figures.series(windows, shown),
+        estimator=windows.estimators[0],
+        statistics={**statistics, **counts},
+        series=figures.series(windows, deep, along),
         samples=samples,
-        warnings=(*notes, *_missing(windows, "windows"), *_missing(trajectories, "continuations")),
+        warnings=(*notes, *lost),
+        findings=tuple(_growth(statistics["mean_kl_nats"], deep)),
     )
 
 
-def _problem(windows: Measured, trajectories: Measured) -> str | None:
+def _problem(windows: Measured, deep: Measured, trajectories: Measured) -> str | None:
     """What rules a score out, the reference's faults before the candidate's."""
     if too_many_missing(len(windows.failures), windows.total):
         return f"{len(windows.failures)} of {windows.total} windows are missing: {reasons(windows.failures.values())}"
-    estimators = sorted({*windows.estimators, *trajectories.estimators})
+    estimators = sorted({*windows.estimators, *deep.estimators, *trajectories.estimators})
     if len(estimators) > 1:
         return f"positions were measured with different estimators: {', '.join(estimators)}"
-    for measured, where in ((windows, "positions"), (trajectories, "positions along the reference's continuations")):
+    kinds = {
+        "positions": windows,
+        "positions in deep windows": deep,
+        "positions along the reference's continuations": trajectories,
+    }
+    for where, measured in kinds.items():
         if measured.reference_not_finite:
             return f"the reference is not finite at {measured.reference_not_finite} of {measured.positions} {where}"
-    for measured, where in ((windows, "positions"), (trajectories, "positions along the reference's continuations")):
+    for where, measured in kinds.items():
         if measured.candidate_not_finite:
             return (
                 f"the candidate's divergence is not finite at {measured.candidate_not_finite} of {measured.positions} "
@@ -70,3 +86,16 @@ def _missing(measured: Measured, noun: str) -> tuple[str, ...]:
         f"{len(measured.failures)} of {measured.total} {noun} are missing ({names(measured.failures)}): "
         f"{reasons(measured.failures.values())}",
     )
+
+
+def _growth(shallow: Statistic, deep: Measured) -> Iterator[str]:
+    """A sentence on the deepest windows, if their KL lies clearly above that of the windows that make the score."""
+    at_depth = list(figures.by_category(deep).items())
+    if not at_depth or not isinstance(shallow, Estimate):
+        return
+    depth, kl = at_depth[-1][0], figures.mean_kl(at_depth[-1][1])
+    if isinstance(kl, Estimate) and kl.value >= DEEPER * shallow.value and kl.low > shallow.high:
+        yield (
+            f"KL grows with the depth of the cache: {shallow.value:.3g} nats in the scored windows, "
+            f"{kl.value:.3g} nats at {int(depth):,} tokens"
+        )

@@ -44,14 +44,15 @@ def window_sample(stretch: Stretch) -> Sample:
     )
 
 
-def counts(windows: Measured, trajectories: Measured) -> dict[str, Statistic]:
+def counts(windows: Measured, deep: Measured, trajectories: Measured) -> dict[str, Statistic]:
     """How much was measured, and how much of it is not finite."""
+    every = (windows, deep, trajectories)
     return {
         "windows": len(windows.stretches),
         "windows_missing": len(windows.failures),
         "positions": windows.positions,
-        "reference_not_finite": windows.reference_not_finite + trajectories.reference_not_finite,
-        "candidate_not_finite": windows.candidate_not_finite + trajectories.candidate_not_finite,
+        "reference_not_finite": sum(m.reference_not_finite for m in every),
+        "candidate_not_finite": sum(m.candidate_not_finite for m in every),
         "trajectory_positions": trajectories.positions,
     }
 
@@ -64,7 +65,7 @@ def statistics(windows: Measured, trajectories: Measured | None, *, seed: int) -
     """
     kl, agree = windows.column("kl"), windows.column("same_top")
     return {
-        "mean_kl_nats": _mean(kl, windows, log_scale=True),
+        "mean_kl_nats": mean_kl(windows),
         **_quantiles(kl, windows.clusters, seed),
         "max_kl_nats": float(kl.max()),
         "top1_agreement": _mean(agree, windows, bounds=(0.0, 1.0)),
@@ -82,7 +83,7 @@ def statistics(windows: Measured, trajectories: Measured | None, *, seed: int) -
 def _along(trajectories: Measured) -> dict[str, Statistic]:
     kl, agree = trajectories.column("kl"), trajectories.column("same_top")
     return {
-        "trajectory_mean_kl_nats": _mean(kl, trajectories, log_scale=True),
+        "trajectory_mean_kl_nats": mean_kl(trajectories),
         "trajectory_max_kl_nats": float(kl.max()),
         "trajectory_top1_agreement": _mean(agree, trajectories, bounds=(0.0, 1.0)),
     }
@@ -114,35 +115,41 @@ def _perplexity(nll: F64) -> float | None:
     return math.exp(mean) if math.isfinite(mean) and mean < 700.0 else None
 
 
-def series(windows: Measured, trajectories: Measured | None) -> dict[str, Json]:
+def series(windows: Measured, deep: Measured, trajectories: Measured | None) -> dict[str, Json]:
     """The tables and curves a report draws, named in docs/report-schema.md."""
     found: dict[str, Json] = {
-        "categories": _categories(windows),
+        "categories": [{"category": name, **_group_row(group)} for name, group in by_category(windows).items()],
         "kl_tail": _tail(windows.column("kl")),
         "margins": _margins(windows),
     }
+    if deep.stretches:
+        found["depths"] = [{"depth": int(name), **_group_row(group)} for name, group in by_category(deep).items()]
     if trajectories:
         found["trajectories"] = [_trajectory_row(s) for s in trajectories.stretches]
         found["trajectory_kl"] = _by_position(trajectories)
     return found
 
 
-def _categories(windows: Measured) -> list[Json]:
+def by_category(measured: Measured) -> dict[str, Measured]:
+    """The stretches of each category, in the order in which categories first come."""
     groups: dict[str, list[Stretch]] = {}
-    for stretch in windows.stretches:
+    for stretch in measured.stretches:
         groups.setdefault(stretch.place.category, []).append(stretch)
-    return [_category_row(name, Measured(stretches=tuple(group), failures={})) for name, group in groups.items()]
+    return {name: Measured(stretches=tuple(group), failures={}) for name, group in groups.items()}
 
 
-def _category_row(name: str, group: Measured) -> dict[str, Json]:
-    mean = _mean(group.column("kl"), group, log_scale=True)
+def mean_kl(measured: Measured) -> Estimate | float | None:
+    """Mean KL in nats over the positions, with its interval by window."""
+    return _mean(measured.column("kl"), measured, log_scale=True)
+
+
+def _group_row(group: Measured) -> dict[str, Json]:
+    mean = mean_kl(group)
+    bare: dict[str, Json] = {"value": mean if isinstance(mean, float) else None, "low": None, "high": None}
     return {
-        "category": name,
         "windows": len(group.stretches),
         "positions": group.positions,
-        "mean_kl_nats": interval_json(mean)
-        if isinstance(mean, Estimate)
-        else {"value": mean, "low": None, "high": None},
+        "mean_kl_nats": interval_json(mean) if isinstance(mean, Estimate) else bare,
         "top1_agreement": float(group.column("same_top").mean()),
     }
 

@@ -72,7 +72,6 @@ class RniahPlan:
             "answer_tokens": self.knobs.answer_tokens,
             "families": list(FAMILIES),
             "seed": self.context.seed,
-            "graded": self.graded,
             "chat_template": self.context.tokenizer.has_chat_template,
         }
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from refract import __version__
-from refract.cli import fetch, formats, render, repeatability, rescore, score, selftest
+from refract.cli import compare, fetch, formats, render, repeatability, rescore, score, selftest
 from refract.cli.output import prepare_streams, say
 from refract.cli.parser import Parser, commands_of, parse
 from refract.errors import RefractError
 
-COMMANDS = (score, selftest, repeatability, fetch, render, rescore, formats)
+COMMANDS = (score, selftest, compare, repeatability, fetch, render, rescore, formats)
 INTERRUPTED = 130
 UNEXPECTED = 1
 # Options whose values mean something else in other commands, so that one variable cannot serve both.
@@ -71,11 +70,17 @@ def _debug(words: Sequence[str]) -> bool:
 
 def _refused(error: RefractError, *, debug: bool) -> int:
     if debug:
-        say("".join(traceback.format_exception(error)).rstrip(), prefix="")
+        _show_traceback(error)
     say(error.message)
     if error.hint:
         say(error.hint, prefix="  hint: ")
     return error.exit_code
+
+
+def _show_traceback(error: Exception) -> None:
+    from traceback import format_exception
+
+    say("".join(format_exception(error)).rstrip(), prefix="")
 
 
 def _ended(end: SystemExit) -> int:
@@ -87,7 +92,7 @@ def _ended(end: SystemExit) -> int:
 
 def _unexpected(error: Exception, *, debug: bool) -> int:
     if debug:
-        say("".join(traceback.format_exception(error)).rstrip(), prefix="")
+        _show_traceback(error)
     say(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     again = (
         "please report it with the traceback above" if debug else "run it again with --debug and report what it shows"

@@ -34,7 +34,7 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         model=args.model or DEFAULT_MODEL,
         reference=kv_config("--reference", args.reference),
         candidates=candidates(args.candidate, floor=args.measure_floor),
-        axes=axes(names, chunks=args.chunks or preset.chunks, ctx=args.ctx),
+        axes=axes(names, args, preset),
         prompts=prompts(args.prompts, preset),
         corpus=load_corpus(args.corpus),
         n_predict=args.n_predict,
@@ -87,9 +87,12 @@ def axis_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def axes(names: Iterable[str], *, chunks: int, ctx: int) -> tuple[Axis, ...]:
+def axes(names: Iterable[str], args: argparse.Namespace, preset: Preset) -> tuple[Axis, ...]:
     """The axes with their knobs."""
-    knobs = {"kld": {"chunks": chunks, "ctx": ctx}}
+    knobs = {
+        "kld": {"chunks": args.chunks or preset.chunks, "ctx": args.ctx, "depth": args.depth},
+        "rniah": {"up_to": args.rniah_up_to},
+    }
     return tuple(AXES[name](**knobs.get(name, {})) for name in names)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,13 +75,15 @@ def check_outputs(outputs: Mapping[str, Path | None]) -> None:
 
 
 def _check_output(option: str, path: Path, target: Path) -> None:
+    from tempfile import TemporaryFile
+
     if target.is_dir():
         raise UsageError(f"{option} {path} is a folder, expected a file", hint=f"write {option} {path / 'report'}…")
     if target.exists() and not target.is_file():
         return  # a device or a pipe
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent):
+        with TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         message = f"{option} {path} cannot be written: {error.strerror or error}"

@@ -25,5 +25,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 N_PREDICT = 128
 CTX = 512
+RNIAH_UP_TO = 4096
 AXES = "trajectory,kld"
 REFERENCE = "ctk=f16,ctv=f16"

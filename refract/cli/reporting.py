@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.errors import ReportError
 from refract.report import from_json, to_json, to_text, write_text_atomic
 from refract.results import Report
 
-_WIDEST = 100
+_WIDEST, _PIPED = 100, 80
 
 
 def check_report_outputs(args: argparse.Namespace) -> None:
@@ -28,7 +29,7 @@ def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> Non
         SetupError: a file or stdout cannot be written.
     """
     if text:
-        emit(to_text(report, width=stdout_width(), color=stdout_color(), ascii=not stdout_unicode()))
+        emit(to_text(report, **text_form()))
     for path, form in ((args.json_out, to_json), (args.html_out, _html), (args.markdown_out, _markdown)):
         if path == STDOUT:
             emit(form(report))
@@ -59,16 +60,20 @@ def read_report(path: Path) -> Report:
     return from_json(text, source=str(path))
 
 
-def stdout_width() -> int:
-    """Columns to fill: the terminal's up to 100, and 80 for files and pipes."""
-    return min(_WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 80
+class TextForm(TypedDict):
+    """What the text forms of `refract.report` take."""
+
+    width: int
+    color: bool
+    ascii: bool
 
 
-def stdout_unicode() -> bool:
-    """Whether stdout can show what is not ASCII."""
-    return (sys.stdout.encoding or "ascii").lower().startswith("utf")
+def text_form() -> TextForm:
+    """What suits stdout: a terminal's width up to 100 and its colours, 80 plain columns for files and pipes.
 
-
-def stdout_color() -> bool:
-    """Whether stdout is a terminal that wants colour (NO_COLOR and TERM=dumb say it does not)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    NO_COLOR and TERM=dumb turn colours off; an encoding without the characters of tables and bars gets ASCII.
+    """
+    terminal = sys.stdout.isatty()
+    width = min(_WIDEST, shutil.get_terminal_size().columns) if terminal else _PIPED
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return {"width": width, "color": color, "ascii": not (sys.stdout.encoding or "").lower().startswith("utf")}

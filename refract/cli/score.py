@@ -76,6 +76,10 @@ def _add_work(parser: Parser) -> None:
     group.add_argument("--chunks", type=positive, metavar="N", help=text)
     text = f"tokens in a window (default: {presets.CTX})"
     group.add_argument("--ctx", type=positive, default=presets.CTX, metavar="N", help=text)
+    text = "also measure kld behind 1k, 4k, 16k ... N tokens of cache (default: 0, not at all)"
+    group.add_argument("--depth", type=not_negative, default=0, metavar="N", help=text)
+    text = f"longest prompt of the axis rniah in tokens; lengths double up to it (default: {presets.RNIAH_UP_TO})"
+    group.add_argument("--rniah-up-to", type=positive, default=presets.RNIAH_UP_TO, metavar="N", help=text)
     group.add_argument(
         "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is drawn (default: 0)"
     )

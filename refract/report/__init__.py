@@ -1,4 +1,7 @@
-"""Reports as JSON, text, HTML and Markdown: pure functions of `refract.results.Report`, each loaded when first asked for."""
+"""Reports as JSON, text, HTML and Markdown: pure functions of `refract.results.Report`, loaded when asked for.
+
+What compares several reports is in `refract.report.compare`, `compare_text` and `markdown`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from refract.report.compare import Comparison, compare, regressions
     from refract.report.html import to_html
     from refract.report.jsonfile import from_json, schema, to_json
     from refract.report.markdown import to_markdown
     from refract.report.output import write_text_atomic
     from refract.report.text import to_text
 
+__all__ = ["from_json", "schema", "to_html", "to_json", "to_markdown", "to_text", "write_text_atomic"]
+
 _HOMES = {
-    "Comparison": "compare",
-    "compare": "compare",
     "from_json": "jsonfile",
-    "regressions": "compare",
     "schema": "jsonfile",
     "to_html": "html",
     "to_json": "jsonfile",
@@ -25,19 +26,6 @@ _HOMES = {
     "to_text": "text",
     "write_text_atomic": "output",
 }
-
-__all__ = [
-    "Comparison",
-    "compare",
-    "from_json",
-    "regressions",
-    "schema",
-    "to_html",
-    "to_json",
-    "to_markdown",
-    "to_text",
-    "write_text_atomic",
-]
 
 
 def __getattr__(name: str) -> object:

@@ -69,7 +69,8 @@ def survival_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
     parts = [*box.parts(), path([(box.x(t), box.y(s)) for t, s in band], "band", close=True)]
     beside = columns(floor.series.get("survival"), "time", "survival") if floor else None
     if beside is not None:
-        parts.append(path([(box.x(t), box.y(s)) for t, s in _steps(*beside, end)], "line floor-line"))
+        floor_time, floor_alive = beside
+        parts.append(path([(box.x(t), box.y(s)) for t, s in _steps(floor_time, floor_alive, end)], "line floor-line"))
     parts.append(path([(box.x(t), box.y(s)) for t, s in _steps(time, alive, end)], "line"))
     return drawing(WIDTH, HEIGHT, f"survival: {alive[-1]:.0%} of prompts never diverge within {end:,.0f} tokens", parts)
 
@@ -164,7 +165,7 @@ def size_chart(spots: Sequence[Spot], reference_bytes: float) -> Markup:
         words = f"{spot.name}: {value}, {_count(spot.bytes_per_token)} bytes per token"
         parts.append(element("circle", title(words), cx=x, cy=y, r=6, class_="dot" if spot.front else "dot hollow"))
         parts.append(_name_tag(spot.name, x, y, taken))
-    return drawing(WIDE, HEIGHT, "mean KL against KV bytes per token for every candidate", parts)
+    return drawing(WIDE, HEIGHT, "mean KL against KV bytes per token for every candidate", parts, class_="chart wide")
 
 
 def _name_tag(name: str, x: float, y: float, taken: list[tuple[float, float, float]]) -> Markup:
@@ -176,7 +177,8 @@ def _name_tag(name: str, x: float, y: float, taken: list[tuple[float, float, flo
     tries = (y + offset for step in range(12) for offset in (-15.0 * step, 15.0 * step))
     at = next((t for t in tries if _free(left, left + size, t, taken) and 24.0 < t < 216.0), y)
     taken.append((left, left + size, at))
-    return label(shown, x + (12.0 if right else -12.0), at + 4.0, anchor="start" if right else "end", class_="name halo")
+    side = "start" if right else "end"
+    return label(shown, x + (12.0 if right else -12.0), at + 4.0, anchor=side, class_="name halo")
 
 
 def _free(left: float, right: float, y: float, taken: Sequence[tuple[float, float, float]]) -> bool:

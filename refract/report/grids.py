@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from refract.report.plain import clipped, visible
+from refract.report.plain import clipped, line
 from refract.report.words import Kind, figure, label_of, significant
 from refract.results import AxisResult, Json, Sample
 
@@ -57,13 +57,13 @@ def cell(value: Json, kind: Kind = "plain") -> str:
     if isinstance(value, int | float):
         return figure(value, kind)
     if isinstance(value, str):
-        return clipped(visible(value), CELL_CHARS)
+        return line(value, CELL_CHARS)
     if isinstance(value, list):
         return clipped(", ".join(cell(item, kind) for item in value[:20]), CELL_CHARS) or "–"
     if value.keys() == {"value", "low", "high"}:
         middle, low, high = (cell(value[key], kind) for key in ("value", "low", "high"))
         return middle if "–" in (low, high) else f"{middle} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
-    words = ", ".join(f"{visible(key)}: {cell(item, kind)}" for key, item in value.items())
+    words = ", ".join(f"{line(key, CELL_CHARS)}: {cell(item, kind)}" for key, item in value.items())
     return clipped(words, CELL_CHARS) or "–"
 
 
@@ -86,8 +86,8 @@ def _grid(title: str, rows: Sequence[Mapping[str, Json]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
     shown = rows[:MOST_ROWS]
     return Grid(
-        title=visible(title),
-        headers=tuple(visible(label_of(name).text) for name in names),
+        title=line(title, CELL_CHARS),
+        headers=tuple(line(label_of(name).text, CELL_CHARS) for name in names),
         rows=tuple(tuple(cell(row.get(name), kind_of(name)) for name in names) for row in shown),
         note="" if len(shown) == len(rows) else f"the first {len(shown)} of {len(rows):,} rows",
     )

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from refract.report.plain import visible
+from refract.report.plain import line
 from refract.report.ranking import rank
 from refract.report.text import provenance_rows
 from refract.report.words import size_words
@@ -41,8 +41,8 @@ def to_html(report: Report) -> str:
         ranking_name=ranking.name,
         size_chart=comparison_chart(ranking, reference.bytes_per_token),
         scale=score_scale(),
-        findings=[visible(text) for text in report.findings],
-        provenance=[(name, visible(value)) for name, value in provenance_rows(report)],
+        findings=[line(text) for text in report.findings],
+        provenance=[(name, line(value)) for name, value in provenance_rows(report)],
         style=style,
         script=script,
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -69,5 +69,5 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = visible
+    environment.filters["line"] = line
     return environment.get_template("report.html.j2")

@@ -51,18 +51,21 @@ def _encode(value: object, at: str) -> Json:
 
 def _layout(value: Json, depth: int) -> str:
     """`value` over as few lines as keep each within `LINE`; arrays of plain values are never broken."""
-    compact = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    plain = not isinstance(value, list | dict) or (
-        isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
-    )
-    if plain or len(compact) + depth <= LINE:
-        return compact
+    if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+        return _joined([_layout(item, depth + 1) for item in value], "[]", depth)
+    if isinstance(value, dict):
+        rows = [f"{_layout(key, 0)}: {_layout(item, depth + 1)}" for key, item in value.items()]
+        return _joined(rows, "{}", depth)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _joined(parts: list[str], brackets: str, depth: int) -> str:
+    """The parts on one line if that is short enough, else one a line."""
+    line = f"{brackets[0]}{', '.join(parts)}{brackets[1]}"
+    if len(line) + depth <= LINE and "\n" not in line:
+        return line
     inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if isinstance(value, list):
-        return f"[{inner}{f',{inner}'.join(_layout(item, depth + 1) for item in value)}{outer}]"
-    mapping = cast("dict[str, Json]", value)
-    rows = (f"{json.dumps(key, ensure_ascii=False)}: {_layout(item, depth + 1)}" for key, item in mapping.items())
-    return f"{{{inner}{f',{inner}'.join(rows)}{outer}}}"
+    return f"{brackets[0]}{inner}{f',{inner}'.join(parts)}{outer}{brackets[1]}"
 
 
 def from_json(text: str, *, source: str = "report") -> Report:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from refract.report.charts import Spot, position_chart, score_bar, size_chart, survival_chart, tail_chart
 from refract.report.grids import Grid, Heatmap, heatmap, sample_grid, series_grids
-from refract.report.plain import visible
+from refract.report.plain import line
 from refract.report.prompts import PromptView, prompt_views
 from refract.report.ranking import Ranking, axis_of, pareto
 from refract.report.words import (
@@ -84,18 +84,23 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
     likely = bands(composite)
     return CandidateView(
         anchor=anchor,
-        kv=visible(candidate.kv),
+        kv=line(candidate.kv, 200),
         band=band_words(composite),
         tone=tone(likely),
         symbol=SYMBOLS[composite.band or ""],
         score="" if score is None else f"{score.value:.1f}",
         interval="" if score is None else interval(score),
-        name=visible(composite.name),
-        reason=visible(composite.reason or ""),
+        name=line(composite.name),
+        reason=line(composite.reason or ""),
         size="" if (size := size_words(candidate.effective, report.reference.effective)) is None else f"{size} KV",
         chances=tuple((band, f"{p:.0%}") for band, p in composite.band_probability.items() if p >= 0.005),
-        axes=tuple(axis_view(axis, anchor, report.floor) for axis in candidate.axes),
-        findings=(*map(visible, candidate.findings), *_said(candidate.axes, "findings")),
+        axes=tuple(
+            axis_view(axis, name, report.floor)
+            for axis, name in zip(
+                candidate.axes, anchors(f"{anchor}-axis-", [a.axis for a in candidate.axes]), strict=True
+            )
+        ),
+        findings=(*map(line, candidate.findings), *_said(candidate.axes, "findings")),
         warnings=tuple(_said(candidate.axes, "warnings")),
         prompts=tuple(zip(anchors(f"{anchor}-", [p.id for p in prompts]), prompts, strict=True)),
         categories=tuple(sorted({p.category for p in prompts if p.category})),
@@ -106,11 +111,13 @@ def tone(likely: Sequence[str]) -> str:
     """The colour class of a verdict: good, fair, bad, or none without a score."""
     if not likely:
         return "none"
-    return {"EXCELLENT": "good", "PASS": "good", "DEGRADED": "fair"}.get(likely[-1], "bad" if len(likely) == 1 else "fair")
+    if likely[-1] in ("EXCELLENT", "PASS"):
+        return "good"
+    return "bad" if list(likely) == ["FAIL"] else "fair"
 
 
 def _said(axes: Sequence[AxisResult], what: str) -> Iterator[str]:
-    return (f"{visible(axis.axis)}: {visible(text)}" for axis in axes for text in getattr(axis, what))
+    return (f"{line(axis.axis, 100)}: {line(text)}" for axis in axes for text in getattr(axis, what))
 
 
 def anchors(prefix: str, names: Sequence[str]) -> list[str]:
@@ -124,37 +131,37 @@ def anchors(prefix: str, names: Sequence[str]) -> list[str]:
     return found
 
 
-def axis_view(axis: AxisResult, prefix: str, floor: CandidateResult | None) -> AxisView:
-    """The view of one axis of the candidate whose ids begin with `prefix`."""
+def axis_view(axis: AxisResult, anchor: str, floor: CandidateResult | None) -> AxisView:
+    """The view of one axis, which the page knows as `anchor`."""
     beside = axis_of(floor, axis.axis) if floor else None
     floor_score = beside.score if beside else None
     score = axis.score
     return AxisView(
-        anchor=anchors(f"{prefix}-axis-", [axis.axis])[0],
-        name=visible(axis.axis),
+        anchor=anchor,
+        name=line(axis.axis, 100),
         about=AXIS_WORDS.get(axis.axis, ""),
         score="–" if score is None else f"{score.value:.1f}",
         interval="" if score is None else interval(score),
         bar=score_bar(axis, floor_score),
         status=STATUS_WORDS[axis.status],
         symbol=STATUS_SYMBOLS[axis.status],
-        reason=visible(axis.reason or ""),
+        reason=line(axis.reason or ""),
         measured="" if score is None else counted(score.n, score.clusters, axis.unit),
         floor="" if floor_score is None else f"{floor_score.value:.1f}",
-        protocol=visible(", ".join(filter(None, (axis.protocol, axis.estimator, score.method if score else "")))),
+        protocol=line(", ".join(filter(None, (axis.protocol, axis.estimator, score.method if score else "")))),
         statistics=tuple(_statistics(axis)),
         charts=tuple(_charts(axis, beside)),
         heatmap=heatmap(axis),
         grids=series_grids(axis),
         samples=None if axis.axis == "trajectory" else sample_grid(axis),
-        notes=tuple(("warning", visible(text)) for text in axis.warnings),
+        notes=tuple(("warning", line(text)) for text in axis.warnings),
     )
 
 
 def _statistics(axis: AxisResult) -> Iterator[tuple[str, str]]:
     for name, value in axis.statistics.items():
         label = label_of(name)
-        yield visible(label.text), statistic(value, label.kind)
+        yield line(label.text), statistic(value, label.kind)
 
 
 def _charts(axis: AxisResult, floor: AxisResult | None) -> Iterator[tuple[str, Markup]]:
@@ -174,7 +181,7 @@ def comparison_chart(ranking: Ranking, reference_bytes: float) -> Markup:
         kld = axis_of(row.candidate, "kld")
         mean = kld.statistics.get("mean_kl_nats") if kld is not None and kld.status == "ok" else None
         if isinstance(mean, Estimate):
-            found.append((visible(row.candidate.kv), row.candidate.effective.bytes_per_token, mean))
+            found.append((line(row.candidate.kv, 200), row.candidate.effective.bytes_per_token, mean))
     front = pareto([(size, -mean.value) for _, size, mean in found])
     spots = [
         Spot(name=name, bytes_per_token=size, kl=mean, front=marked)

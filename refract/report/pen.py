@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from refract.report.plain import ascii_only, clipped, visible
+from refract.report.plain import ascii_only, line
 from refract.results import Composite, Estimate
 
-LONGEST = 2000  # characters of one string in a text report
 BAND_STYLES = {"EXCELLENT": "bold green", "PASS": "bold green", "DEGRADED": "bold yellow", "FAIL": "bold red"}
 
 
@@ -22,7 +21,7 @@ class Pen:
 
     def plain(self, text: str) -> str:
         """`text`, safe to print."""
-        safe = clipped(visible(text), LONGEST)
+        safe = line(text)
         return ascii_only(safe) if self.ascii else safe
 
     def text(self, text: str, style: str = "") -> Text:
@@ -46,8 +45,8 @@ class Pen:
         if score is None:
             return self.text("·" * cells, "dim")
         low, at, high = (min(cells - 1, max(0, int(x / 100.0 * cells))) for x in (score.low, score.value, score.high))
-        line = "".join("█" if i == at else "─" if low <= i <= high else "·" for i in range(cells))
-        text = self.text(line)
+        drawn = "".join("█" if i == at else "─" if low <= i <= high else "·" for i in range(cells))
+        text = self.text(drawn)
         text.stylize("dim", 0, low)
         text.stylize("dim", high + 1)
         return text

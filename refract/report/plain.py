@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
+LONGEST = 2000  # characters of one string that are shown where nothing else is said
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"  # part of the spelling of some scripts and of emoji
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
@@ -51,6 +52,11 @@ def clipped(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… ({len(text) - limit:,} more characters not shown)"
+
+
+def line(text: str, limit: int = LONGEST) -> str:
+    """`text` on one line without control characters, cut visibly at `limit` characters."""
+    return visible(clipped(text, limit))
 
 
 def ascii_only(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from refract.report.plain import clipped, visible
+from refract.report.plain import clipped, line, visible
 from refract.results import AxisResult, Json, Sample
 
 LONGEST = 6000  # characters of one side that are shown
@@ -57,8 +57,8 @@ def prompt_view(sample: Sample) -> PromptView | None:
     known = kind if isinstance(kind, str) else "same" if sample.detail.get("divergence") is None else "unknown"
     flags = sample.detail.get("flags")
     return PromptView(
-        id=visible(sample.id),
-        category=visible(sample.category),
+        id=line(sample.id, 200),
+        category=line(sample.category, 100),
         kind=known if known in ("same", "near-tie", "decisive") else "unknown",
         share=min(1.0, prefix / longest),
         words=_words(prefix, longest, known, sample.detail.get("margin")),
@@ -66,7 +66,7 @@ def prompt_view(sample: Sample) -> PromptView | None:
         shared=shown("".join(texts[0][:prefix]), LONGEST),
         reference=_side(texts[0], prefix, sample.detail.get("reference")),
         candidate=_side(texts[1], prefix, sample.detail.get("candidate")),
-        flags=tuple(visible(str(flag)) for flag in flags) if isinstance(flags, list) else (),
+        flags=tuple(line(str(flag), 100) for flag in flags) if isinstance(flags, list) else (),
     )
 
 
@@ -99,7 +99,7 @@ def _side(texts: Sequence[str], prefix: int, side: Json) -> Side:
     """The marked token takes along those before its text: pieces of one character are empty but for the last."""
     end = next((i + 1 for i in range(prefix, len(texts)) if texts[i]), prefix)
     stop = side.get("stop") if isinstance(side, Mapping) else None
-    first = visible(clipped("".join(texts[prefix:end]), 200))
+    first = line("".join(texts[prefix:end]), 200)
     if not first:
         first = "(ends here)" if prefix >= len(texts) or stop == "eos" else "(no text)"
     return Side(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -14,7 +14,7 @@ from refract.report.words import (
     counted,
     interval,
     label_of,
-    size_words,
+    size_ratio,
     statistic,
 )
 from refract.results import AxisResult, CandidateResult, Estimate
@@ -55,18 +55,25 @@ def table(pen: Pen, columns: Sequence[str], rows: Sequence[Sequence[Text]], *, k
 
 def ranking_table(ranking: Ranking, reference: EffectiveKV, pen: Pen) -> Iterator[RenderableType]:
     """Candidates best first, with shared ranks and the Pareto mark, and a line that explains both."""
-    columns = ("<candidate", "<rank!", "<score!", "<band", "<KV size")
-    yield table(pen, columns, [_ranked_row(row, reference, pen) for row in ranking.rows], keep=CANDIDATE_CELLS)
+    yield ranking_rows(ranking, {row.candidate.kv: reference.bytes_per_token for row in ranking.rows}, pen)
     if ranking.name:
         yield pen.text(ranking_note(ranking), "dim")
 
 
-def _ranked_row(row: Ranked, reference: EffectiveKV, pen: Pen) -> list[Text]:
+def ranking_rows(ranking: Ranking, sizes: Mapping[str, float], pen: Pen) -> Table:
+    """The ranking's table; `sizes` gives the bytes per token of each candidate's reference."""
+    columns = ("<candidate", "<rank!", "<score!", "<band", "<KV size")
+    rows = [ranked_cells(row, sizes.get(row.candidate.kv, 0.0)) for row in ranking.rows]
+    return table(pen, columns, [[pen.text(cell) for cell in row] for row in rows], keep=CANDIDATE_CELLS)
+
+
+def ranked_cells(row: Ranked, reference_bytes: float) -> tuple[str, str, str, str, str]:
+    """Candidate, rank, score, bands and size as words."""
     place = "–" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}{' *' if row.pareto else ''}"
     score = "–" if row.score is None else f"{row.score.value:5.1f} {interval(row.score)}"
-    size = size_words(row.candidate.effective, reference) or "not known"
+    size = size_ratio(row.candidate.effective.bytes_per_token, reference_bytes) or "not known"
     band = "/".join(row.bands) or ("no score" if row.score is None else "")
-    return [pen.text(cell) for cell in (row.candidate.kv, place, score, band, size)]
+    return row.candidate.kv, place, score, band, size
 
 
 def axis_table(candidate: CandidateResult, floor: CandidateResult | None, pen: Pen) -> Table:

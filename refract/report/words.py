@@ -166,7 +166,11 @@ def bands(composite: Composite) -> list[Band]:
 
 def size_words(candidate: EffectiveKV, reference: EffectiveKV) -> str | None:
     """How much smaller the candidate's cache is, as "2.6× smaller"; None when the engine did not say."""
-    ours, theirs = candidate.bytes_per_token, reference.bytes_per_token
+    return size_ratio(candidate.bytes_per_token, reference.bytes_per_token)
+
+
+def size_ratio(ours: float, theirs: float) -> str | None:
+    """The same of two sizes."""
     if not (ours > 0.0 and theirs > 0.0):
         return None
     if ours == theirs:

@@ -12,7 +12,17 @@ from refract.axes.base import Answers
 from refract.kv import KVConfig
 from refract.results import AxisResult
 from refract.run.codec import encode
-from refract.work import Answer, Divergence, EffectiveKV, Failure, Generation, Request, TokenScores
+from refract.work import (
+    Answer,
+    CompareBase,
+    Divergence,
+    EffectiveKV,
+    Failure,
+    Generate,
+    Generation,
+    Request,
+    TokenScores,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +34,13 @@ class Measured:
     answers: Answers
 
 
+def must_differ(reference: Measured, candidate: Measured) -> bool:
+    """Whether the candidate is lossy and another configuration than the reference."""
+    return not candidate.kv.is_reference_like and candidate.kv != reference.kv
+
+
 def never_acted(reference: Measured, candidate: Measured) -> str | None:
-    """Why a lossy candidate cannot have acted; None when it did, is not lossy, or is the reference itself."""
-    if candidate.kv.is_reference_like or candidate.kv == reference.kv:
-        return None
+    """Why a candidate that must differ from the reference cannot have acted at all; None when it did."""
     effective, formats = candidate.effective, (candidate.kv.k, candidate.kv.v)
     if effective.layers_compressed == 0 and any(side.compressed for side in formats):
         return f"the engine compressed none of {effective.layers} layers (it stores {effective.k}/{effective.v})"
@@ -37,6 +50,22 @@ def never_acted(reference: Measured, candidate: Measured) -> str | None:
             f"all {len(evidence)} measured distributions of {candidate.kv} equal the reference's bit for bit,"
             " which no lossy format can: the compressed cache was not read"
         )
+    return None
+
+
+def never_read(requests: Sequence[Request], answers: Answers) -> str | None:
+    """Why one axis of a lossy candidate saw nothing of its cache, though others may have: exact zeros in one protocol.
+
+    An engine whose prefill attends to the raw keys of the current chunk gives KL 0 in prefill protocol for any format.
+    """
+    seen: dict[str, list[bool]] = {}
+    for request in requests:
+        answer = answers.get(request)
+        if isinstance(request, CompareBase) and isinstance(answer, Divergence):
+            seen.setdefault(request.protocol, []).append(_diverges(answer))
+    for protocol, differences in seen.items():
+        if not any(differences):
+            return f"every divergence in {protocol} protocol is exactly 0: that pass never read the compressed cache"
     return None
 
 
@@ -82,14 +111,32 @@ def _likely_reason(one: Measured, other: Measured) -> str:
 
 
 def _differences(reference: Answers, candidate: Answers) -> Iterator[bool]:
-    """For every answer that shows distributions: whether it differs from the reference's at all."""
+    """For every answer that can tell: whether it differs from the reference's at all.
+
+    Equal tokens without distributions tell nothing: a lossy cache often leaves a short text as it is.
+    """
     for request, answer in candidate.items():
         if isinstance(answer, Divergence):
-            yield any(np.any(part != 0.0) for part in (answer.kl, answer.token_nll_delta, answer.token_p_delta))
+            yield _diverges(answer)
         elif isinstance(answer, TokenScores | Generation):
-            own, other = _numbers(answer), _numbers(reference.get(request))
-            if own is not None and other is not None:
-                yield not np.array_equal(own, other, equal_nan=True)
+            other = _counterpart(request, reference)
+            own, theirs = _numbers(answer), _numbers(other)
+            if own is not None and theirs is not None:
+                yield not np.array_equal(own, theirs, equal_nan=True)
+            elif isinstance(answer, Generation) and isinstance(other, Generation) and answer.tokens != other.tokens:
+                yield True
+
+
+def _counterpart(request: Request, reference: Answers) -> Answer | Failure | None:
+    """The reference's answer to the same request, kept base or not."""
+    found = reference.get(request)
+    if found is None and isinstance(request, Generate):
+        return reference.get(replace(request, keep_base=True))
+    return found
+
+
+def _diverges(answer: Divergence) -> bool:
+    return any(bool(np.any(part != 0.0)) for part in (answer.kl, answer.token_nll_delta, answer.token_p_delta))
 
 
 def _numbers(answer: Answer | Failure | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from refract.axes.base import Answers, AxisPlan
 from refract.errors import FloorError
 from refract.results import AxisResult, CandidateResult, Composite
-from refract.run.guards import Measured, as_not_exercised, duplicates, never_acted
+from refract.run.guards import Measured, as_not_exercised, duplicates, must_differ, never_acted, never_read
 from refract.run.prepare import Prepared
 from refract.run.spec import RunSpec
 from refract.stats.composite import composite
@@ -31,41 +31,49 @@ def score_run(
     twins = duplicates(candidates)
     results = []
     for number, candidate in enumerate(candidates):
-        idle = never_acted(reference, candidate)
-        found = [f"not exercised: {idle}"] if idle else []
-        found += [twins[number]] if number in twins else []
-        results.append(score_candidate(spec, prepared, reference, candidate, findings=found, idle=idle))
+        result = score_candidate(spec, prepared, reference, candidate)
+        twin = (twins[number],) if number in twins else ()
+        results.append(replace(result, findings=(*twin, *result.findings)))
     own = None if floor is None else score_candidate(spec, prepared, reference, floor)
     return Scores(candidates=tuple(results), floor=own)
 
 
-def score_candidate(
-    spec: RunSpec,
-    prepared: Prepared,
-    reference: Measured,
-    candidate: Measured,
-    *,
-    findings: Sequence[str] = (),
-    idle: str | None = None,
-) -> CandidateResult:
-    """One candidate's axes in the order they were asked for, their composite, and all findings.
-
-    `idle` is the reason why the candidate cannot have acted, if it cannot: no axis then carries a score.
-    """
+def score_candidate(spec: RunSpec, prepared: Prepared, reference: Measured, candidate: Measured) -> CandidateResult:
+    """One candidate's axes in the order they were asked for, their composite, and all findings."""
+    idle = _idle(prepared, reference, candidate)
     axes = []
     for axis in spec.axes:
         if axis.name in prepared.not_run:
-            result = _not_run(axis.name, prepared.not_run[axis.name])
-        else:
-            result = _score_axis(prepared.plans[axis.name], reference.answers, candidate.answers)
-        axes.append(as_not_exercised(result, idle) if idle else result)
+            axes.append(_not_run(axis.name, prepared.not_run[axis.name]))
+            continue
+        result = _score_axis(prepared.plans[axis.name], reference.answers, candidate.answers)
+        axes.append(as_not_exercised(result, idle[axis.name]) if axis.name in idle else result)
+    found = [f"{_subject(idle, prepared, reason)}not exercised: {reason}" for reason in dict.fromkeys(idle.values())]
+    found += [finding for result in axes for finding in result.findings]
     return CandidateResult(
         kv=str(candidate.kv),
         effective=candidate.effective,
         composite=composite(axes, seed=spec.seed),
         axes=tuple(axes),
-        findings=tuple(dict.fromkeys((*findings, *(finding for result in axes for finding in result.findings)))),
+        findings=tuple(dict.fromkeys(found)),
     )
+
+
+def _idle(prepared: Prepared, reference: Measured, candidate: Measured) -> dict[str, str]:
+    """Why an axis did not measure the candidate's compressed cache, for each axis that did not."""
+    if not must_differ(reference, candidate):
+        return {}
+    if reason := never_acted(reference, candidate):
+        return dict.fromkeys(prepared.plans, reason)
+    unread = {
+        name: never_read(plan.candidate(reference.answers), candidate.answers) for name, plan in prepared.plans.items()
+    }
+    return {name: reason for name, reason in unread.items() if reason}
+
+
+def _subject(idle: Mapping[str, str], prepared: Prepared, reason: str) -> str:
+    names = [name for name, own in idle.items() if own == reason]
+    return "" if len(names) == len(prepared.plans) else f"{' and '.join(names)} "
 
 
 def check_floor(floor: CandidateResult, minimum: float) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
 
 import numpy as np
 import pytest
 
 from refract.engine import Capability, Engine, LoadSpec, Session, Tokenizer
 from refract.errors import EngineError, KVUnsupportedError
-from refract.kv import KVConfig, parse_kv
-from refract.run.blobs import BlobFolder
-from refract.run.replies import complaint, describe
+from refract.kv import KVConfig
+from refract.testing.fixtures import NEW_TOKENS, TEXTS, ContractFixtures, answers
 from refract.work import (
-    Answer,
-    Base,
     CompareBase,
     Divergence,
     Failure,
@@ -24,142 +19,20 @@ from refract.work import (
     Generation,
     Message,
     Protocol,
-    Request,
     ScoreTokens,
     TokenIds,
     TokenScores,
     Window,
-    WriteBase,
 )
 
-TEXTS = (
-    "The lighthouse keeper counted the ships every evening and wrote the number in a small blue book.",
-    "Name three rivers in Europe and say where each of them ends.",
-    "def area(width, height):\n    return width * height\n",
-    "Ist es wahr, daß Wärme immer vom warmen zum kalten Körper fließt? Ja, außer man hilft nach. ✅",
-)
-_NEW_TOKENS = 12
 
-
-def answers(session: Session, requests: Sequence[Request]) -> dict[Request, Answer | Failure]:
-    """The session's answers by request; fails the test unless every request is answered once and in kind."""
-    found: dict[Request, Answer | Failure] = {}
-    for request, answer in session.run(tuple(requests)):
-        assert request in requests, f"answered a request that was never asked: {describe(request)}"
-        assert request not in found, f"answered twice: {describe(request)}"
-        assert complaint(request, answer) is None, complaint(request, answer)
-        found[request] = answer
-    assert set(found) == set(requests), "left requests unanswered"
-    return found
-
-
-class EngineContract:
+class EngineContract(ContractFixtures):
     """Subclasses provide class-scoped fixtures `engine`, `model` and `lossy_kv`, and may override the others.
 
     One session per configuration is loaded for all tests. The tolerances are 0 where the engine is deterministic for
     every batch; an engine whose kernels depend on the batch states how far its numbers move, in nats. Fixtures that are
     wider than a function are class methods (pytest 9).
     """
-
-    batch_tolerance_nats: ClassVar[float] = 0.0
-    forced_tolerance_nats: ClassVar[float] = 1e-4
-    self_kl_nats: ClassVar[float] = 0.0
-    max_tokens: ClassVar[int] = 512
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def engine(cls) -> Engine:
-        """The engine under test."""
-        raise NotImplementedError("provide a class-scoped fixture `engine`")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls) -> str:
-        """A small model."""
-        raise NotImplementedError("provide a class-scoped fixture `model`")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def reference_kv(cls) -> KVConfig:
-        """A configuration without loss."""
-        return parse_kv("ctk=f16,ctv=f16")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def lossy_kv(cls) -> KVConfig:
-        """A configuration that stores both sides in fewer bits."""
-        return parse_kv("ctk=q4_0,ctv=q4_0")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def refused_kv(cls) -> KVConfig | None:
-        """A configuration the engine cannot carry out; None when it can carry out all."""
-        return None
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def options(cls) -> dict[str, str]:
-        """The engine's own options."""
-        return {}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def blobs(cls, tmp_path_factory: pytest.TempPathFactory) -> BlobFolder:
-        """Where the sessions keep their bases."""
-        return BlobFolder(Path(tmp_path_factory.mktemp("blobs")))
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def reference_spec(cls, model: str, reference_kv: KVConfig, options: dict[str, str]) -> LoadSpec:
-        """What the reference session is loaded with."""
-        return LoadSpec(model=model, kv=reference_kv, max_tokens=cls.max_tokens, options=options)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def lossy_spec(cls, model: str, lossy_kv: KVConfig, options: dict[str, str]) -> LoadSpec:
-        """What the candidate's session is loaded with."""
-        return LoadSpec(model=model, kv=lossy_kv, max_tokens=cls.max_tokens, options=options)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def reference(cls, engine: Engine, reference_spec: LoadSpec, blobs: BlobFolder) -> Iterator[Session]:
-        """A session under `reference_kv`."""
-        with engine.load(reference_spec, blobs) as session:
-            yield session
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def lossy(cls, engine: Engine, lossy_spec: LoadSpec, blobs: BlobFolder) -> Iterator[Session]:
-        """A session under `lossy_kv`."""
-        with engine.load(lossy_spec, blobs) as session:
-            yield session
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def tokenizer(cls, engine: Engine, model: str) -> Tokenizer:
-        """The model's tokenizer."""
-        return engine.tokenizer(model)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def prompts(cls, tokenizer: Tokenizer) -> tuple[TokenIds, ...]:
-        """Rendered prompts of different lengths."""
-        return tuple(tokenizer.render([Message(role="user", content=text)]) for text in TEXTS)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def windows(cls, tokenizer: Tokenizer) -> tuple[Window, ...]:
-        """Windows of plain text, their second half scored."""
-        ids = [tokenizer.encode(text, add_special=True) for text in TEXTS]
-        return tuple(Window(tokens=tokens, start=len(tokens) // 2) for tokens in ids)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def generated(cls, reference: Session, prompts: tuple[TokenIds, ...]) -> dict[TokenIds, Generation]:
-        """The reference's continuation of every prompt, with eight tokens listed at each step."""
-        requests = [Generate(prompt=prompt, max_new_tokens=_NEW_TOKENS, top_k=8) for prompt in prompts]
-        found = answers(reference, requests)
-        return {request.prompt: cast(Generation, found[request]) for request in requests}
 
     # Tokenizer and identity: nothing is loaded.
 
@@ -191,7 +64,7 @@ class EngineContract:
             max_tokens=reference_spec.max_tokens + 1,
             options=reference_spec.options,
         )
-        assert own.digest != engine.identify(longer).digest
+        assert own.max_tokens == 0 or own.digest != engine.identify(longer).digest
         assert own.model
         assert reference_spec.model not in own.model or not Path(reference_spec.model).exists()
 
@@ -221,18 +94,18 @@ class EngineContract:
     def test_greedy_generation_repeats_itself(
         self, reference: Session, generated: dict[TokenIds, Generation], prompts: tuple[TokenIds, ...]
     ) -> None:
-        again = self._generate(reference, prompts, salt="again")
+        again = self.ask(reference, prompts, salt="again")
         assert {prompt: found.tokens for prompt, found in again.items()} == {p: g.tokens for p, g in generated.items()}
 
     def test_an_answer_does_not_depend_on_order_or_batch_mates(
         self, reference: Session, generated: dict[TokenIds, Generation], prompts: tuple[TokenIds, ...]
     ) -> None:
-        others = [self._generate(reference, prompts[::-1], salt="reversed")]
-        others += [self._generate(reference, (prompt,), salt="alone") for prompt in prompts]
+        others = [self.ask(reference, prompts[::-1], salt="reversed")]
+        others += [self.ask(reference, (prompt,), salt="alone") for prompt in prompts]
         for found in others:
             for prompt, generation in found.items():
                 assert generation.tokens == generated[prompt].tokens
-                self._close(generation, generated[prompt])
+                self.check_close(generation, generated[prompt])
 
     def test_every_request_starts_from_an_empty_cache(
         self, reference: Session, generated: dict[TokenIds, Generation], prompts: tuple[TokenIds, ...]
@@ -240,10 +113,10 @@ class EngineContract:
         """A prompt asked after a longer one that begins with it, and after itself, is answered as if it came first."""
         first = prompts[0]
         longer = (*first, *generated[first].tokens[:4])
-        found = self._generate(reference, (longer,), salt="longer")
-        found |= self._generate(reference, (first,), salt="after")
+        found = self.ask(reference, (longer,), salt="longer")
+        found |= self.ask(reference, (first,), salt="after")
         assert found[first].tokens == generated[first].tokens
-        self._close(found[first], generated[first])
+        self.check_close(found[first], generated[first])
 
     def test_listed_tokens_are_sorted_and_leave_a_consistent_tail(self, generated: dict[TokenIds, Generation]) -> None:
         for generation in generated.values():
@@ -263,19 +136,30 @@ class EngineContract:
             ended = [token in tokenizer.eos_ids for token in generation.tokens]
             assert not any(ended[:-1]), "tokens follow the end of the sequence"
             assert generation.stop == ("eos" if ended[-1] else "length")
-            assert len(generation.tokens) == _NEW_TOKENS or generation.stop == "eos"
+            assert len(generation.tokens) == NEW_TOKENS or generation.stop == "eos"
         prompt = next(iter(generated))
         one = answers(reference, [Generate(prompt=prompt, max_new_tokens=1)])
         (only,) = one.values()
         assert isinstance(only, Generation)
         assert only.tokens == generated[prompt].tokens[:1]
 
+    def test_generation_ends_with_the_end_of_the_sequence(
+        self, reference: Session, prompts: tuple[TokenIds, ...], tokenizer: Tokenizer
+    ) -> None:
+        found = answers(reference, [Generate(prompt=prompt, max_new_tokens=64) for prompt in prompts])
+        ended = [answer for answer in found.values() if isinstance(answer, Generation) and answer.stop == "eos"]
+        if not ended:
+            pytest.skip("the model ended none of its answers within 64 tokens")
+        for generation in ended:
+            assert generation.tokens[-1] in tokenizer.eos_ids
+            assert not tokenizer.eos_ids.intersection(generation.tokens[:-1])
+
     # Teacher forcing.
 
     def test_forced_scores_agree_with_the_generation(
         self, engine: Engine, reference: Session, reference_kv: KVConfig, generated: dict[TokenIds, Generation]
     ) -> None:
-        self._need(engine, reference_kv, Capability.SCORE_TOKENS)
+        self.need(engine, reference_kv, Capability.SCORE_TOKENS)
         for prompt, generation in generated.items():
             request = ScoreTokens(tokens=(*prompt, *generation.tokens), start=len(prompt), top_k=8)
             (found,) = answers(reference, [request]).values()
@@ -297,8 +181,8 @@ class EngineContract:
         windows: tuple[Window, ...],
         protocol: Protocol,
     ) -> None:
-        self._need(engine, reference_kv, _NEEDED[protocol])
-        found = self._compare(reference, reference, windows, protocol)
+        self.need(engine, reference_kv, _NEEDED[protocol])
+        found = self.compare(reference, reference, windows, protocol)
         assert np.all(np.abs(found.kl) <= self.self_kl_nats)
         assert np.all(np.abs(found.token_nll_delta) <= max(self.self_kl_nats, self.batch_tolerance_nats))
         assert found.reference_finite.all()
@@ -313,14 +197,29 @@ class EngineContract:
         windows: tuple[Window, ...],
         protocol: Protocol,
     ) -> None:
-        self._need(engine, lossy_kv, _NEEDED[protocol])
-        found = self._compare(reference, lossy, windows, protocol)
+        self.need(engine, lossy_kv, _NEEDED[protocol])
+        found = self.compare(reference, lossy, windows, protocol)
         assert np.isfinite(found.kl).all()
         assert found.kl.mean() > 0.0
         assert found.kl.min() > -1e-5
         counts = [int(np.sum(found.window == index)) for index in range(len(windows))]
         assert counts == [window.positions for window in windows]
         assert np.all((found.reference_margin >= 0.0) & (found.reference_margin <= 1.0))
+
+    @pytest.mark.parametrize("protocol", ["prefill", "decode"])
+    def test_a_window_does_not_depend_on_the_others(
+        self,
+        engine: Engine,
+        reference: Session,
+        lossy: Session,
+        lossy_kv: KVConfig,
+        windows: tuple[Window, ...],
+        protocol: Protocol,
+    ) -> None:
+        self.need(engine, lossy_kv, _NEEDED[protocol])
+        together = self.compare(reference, lossy, windows[:2], protocol)
+        alone = [self.compare(reference, lossy, (window,), protocol).kl for window in windows[:2]]
+        np.testing.assert_allclose(np.concatenate(alone), together.kl, atol=self.batch_tolerance_nats, rtol=0.0)
 
     def test_a_kept_base_is_the_one_written_in_decode_protocol(
         self,
@@ -330,11 +229,11 @@ class EngineContract:
         lossy_kv: KVConfig,
         generated: dict[TokenIds, Generation],
     ) -> None:
-        self._need(engine, lossy_kv, Capability.KEEP_BASE)
-        self._need(engine, lossy_kv, Capability.KL_DECODE)
+        self.need(engine, lossy_kv, Capability.KEEP_BASE)
+        self.need(engine, lossy_kv, Capability.KL_DECODE)
         prompt = next(iter(generated))
         (kept,) = answers(
-            reference, [Generate(prompt=prompt, max_new_tokens=_NEW_TOKENS, top_k=8, keep_base=True)]
+            reference, [Generate(prompt=prompt, max_new_tokens=NEW_TOKENS, top_k=8, keep_base=True)]
         ).values()
         assert isinstance(kept, Generation)
         assert kept.base is not None
@@ -344,7 +243,7 @@ class EngineContract:
         assert isinstance(own, Divergence)
         assert np.all(np.abs(own.kl) <= max(self.self_kl_nats, self.batch_tolerance_nats))
         (found,) = answers(lossy, [CompareBase(windows=windows, protocol="decode", base=kept.base)]).values()
-        written = self._compare(reference, lossy, windows, "decode")
+        written = self.compare(reference, lossy, windows, "decode")
         assert isinstance(found, Divergence)
         tolerance = max(self.forced_tolerance_nats, self.batch_tolerance_nats)
         np.testing.assert_allclose(found.kl, written.kl, atol=tolerance, rtol=1e-3)
@@ -362,35 +261,10 @@ class EngineContract:
             except EngineError:
                 continue
             assert isinstance(found[request], Failure)
-        assert self._generate(reference, (prompt,), salt="after a wrong one")[prompt].tokens == generated[prompt].tokens
+        assert self.ask(reference, (prompt,), salt="after a wrong one")[prompt].tokens == generated[prompt].tokens
 
     def test_no_request_is_no_work(self, reference: Session) -> None:
         assert answers(reference, []) == {}
-
-    def _generate(self, session: Session, prompts: Sequence[TokenIds], *, salt: str) -> dict[TokenIds, Generation]:
-        requests = [Generate(prompt=prompt, max_new_tokens=_NEW_TOKENS, top_k=8, salt=salt) for prompt in prompts]
-        found = answers(session, requests)
-        return {request.prompt: cast(Generation, found[request]) for request in requests}
-
-    def _close(self, own: Generation, other: Generation) -> None:
-        assert own.listed is not None
-        assert other.listed is not None
-        difference = np.abs(own.listed.logprobs - other.listed.logprobs)
-        assert float(difference.max(initial=0.0)) <= self.batch_tolerance_nats
-
-    def _compare(
-        self, reference: Session, candidate: Session, windows: tuple[Window, ...], protocol: Protocol
-    ) -> Divergence:
-        (base,) = answers(reference, [WriteBase(windows=windows, protocol=protocol)]).values()
-        assert isinstance(base, Base)
-        request = CompareBase(windows=windows, protocol=protocol, base=base.blob)
-        found = answers(candidate, [request])[request]
-        assert isinstance(found, Divergence)
-        return found
-
-    def _need(self, engine: Engine, kv: KVConfig, capability: Capability) -> None:
-        if capability not in engine.capabilities(kv):
-            pytest.skip(f"{engine.name} has no {capability.value}")
 
 
 _NEEDED = {"prefill": Capability.KL_PREFILL, "decode": Capability.KL_DECODE}

@@ -20,6 +20,8 @@ Respond = Callable[[TokenIds], Sequence[int] | None]
 HEAD_DIM = 128
 _SPREAD = 2.0  # standard deviation of the logits
 _FAVOURITE = 24.0  # the likeliest token stands out by up to this much, so that decisive and near-tie steps both occur
+_TYPICAL_LENGTH = 40  # one context in so many ends the text
+_END = 32.0
 _UNLIKELY = -12.0  # offset of whatever is neither printable ASCII nor the end of the sequence
 _KNOWN = 48.0  # how far a known response stands out
 _MASK = (1 << 64) - 1
@@ -50,6 +52,7 @@ class FakeModel:
         rows = np.arange(len(states))
         printable = 32 + (states >> np.uint64(33)) % np.uint64(95)
         out[rows, printable.astype(np.int64)] += _FAVOURITE * ((states & np.uint64(1023)) / 1023.0)
+        out[(states >> np.uint64(20)) % np.uint64(_TYPICAL_LENGTH) == 0, EOS] += _END
         if self.strength:
             out += self.strength * _normal(states, stream=2)
         return out

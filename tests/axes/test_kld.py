@@ -205,7 +205,7 @@ def test_a_repetitive_corpus_counts_each_window_once_and_says_so() -> None:
 
 
 def test_sizes_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match="exceeds the model's context"):
+    with pytest.raises(UsageError, match="the model's context has"):
         plan(Kld(ctx=8192))
     for knobs in (Kld(chunks=0), Kld(ctx=4)):
         with pytest.raises(UsageError, match="expected at least"):
@@ -274,6 +274,11 @@ def test_an_engine_that_keeps_no_base_leaves_trajectories_out_with_a_note() -> N
     assert "trajectory_mean_kl_nats" not in result.statistics
 
 
+def test_prompts_that_do_not_fit_leave_trajectories_out_with_a_note() -> None:
+    made = plan(ALONG, prompts=prompt_set("w" * 900), context_length=100)
+    assert "none of the 1 prompts" in made.score(*run(made, SAME, SAME)).warnings[0]
+
+
 def test_silent_continuations_and_failed_ones_are_left_out() -> None:
     made = plan(ALONG, prompts=prompt_set("one prompt", "two prompts", "three prompts"))
     silent = Model(
@@ -284,7 +289,7 @@ def test_silent_continuations_and_failed_ones_are_left_out() -> None:
     assert "1 of 1 continuations are missing (p0): 1 × reference oom: no memory" in result.warnings
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(kl=st.lists(st.floats(0, 5), min_size=12, max_size=12), which=st.integers(0, 11), more=st.floats(0.01, 3))
 def test_more_divergence_never_scores_more(kl: list[float], which: int, more: float) -> None:
     worse = [v + more * (i == which) for i, v in enumerate(kl)]
@@ -297,3 +302,47 @@ def test_more_divergence_never_scores_more(kl: list[float], which: int, more: fl
     score = results[0].score
     assert score is not None
     assert 0 <= score.low <= score.value <= score.high <= 100
+
+
+DEEP = Kld(chunks=12, ctx=64, along_trajectories=False, depth=2000, deep_chunks=2)
+LONG = corpus(a=prose(12000, seed=8), b=prose(12000, seed=9))
+
+
+def deep(shallow: float, at_depth: float) -> AxisResult:
+    made = plan(DEEP, text=LONG)
+
+    def compare(request: CompareBase, index: int) -> Divergence:
+        (window,) = request.windows
+        scale = 1.0 + 0.01 * (index % 3)
+        return divergence([scale * (at_depth if window.start >= 2000 else shallow)] * window.positions)
+
+    return made.score(*run(made, SAME, Model(compare=compare)))
+
+
+def test_deep_windows_stand_beside_the_score() -> None:
+    made = plan(DEEP, text=LONG)
+    starts = [r.windows[0].start for r in made.reference() if isinstance(r, WriteBase)]
+    assert starts == [33] * 12 + [1024] * 2 + [2000] * 2
+    assert {r.windows[0].positions for r in made.reference()[12:] if isinstance(r, WriteBase)} == {256}
+    assert made.max_tokens == 2256
+    assert made.parameters == plan(WINDOWS_ONLY, text=LONG).parameters
+    result = deep(0.01, 0.01)
+    assert len(result.samples) == 12
+    rows = result.series["depths"]
+    assert isinstance(rows, list)
+    assert [(r["depth"], r["windows"], r["positions"]) for r in rows] == [(1024, 2, 512), (2000, 2, 512)]  # type: ignore[index, call-overload]
+    assert result.findings == ()
+
+
+def test_kl_that_grows_with_depth_is_a_finding() -> None:
+    assert "KL grows with the depth of the cache: 0.0101 nats" in deep(0.01, 0.5).findings[0]
+    assert value(deep(0.01, 0.5)) == pytest.approx(value(deep(0.01, 0.01)))
+    assert deep(0.01, math.nan).status == "failed"
+
+
+def test_depths_beyond_the_context_are_refused() -> None:
+    with pytest.raises(UsageError, match="--depth 4000 needs 4256 tokens") as caught:
+        plan(Kld(ctx=64, depth=4000))
+    assert caught.value.hint == "use --depth 3840 or less"
+    with pytest.raises(UsageError):
+        plan(Kld(ctx=64, depth=-1))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refract.axes.perturbations import PERTURBATIONS, Edit, perturb
@@ -108,6 +108,7 @@ def test_synonyms_are_single_lower_case_words_and_never_their_own() -> None:
         assert word == word.lower() != other == other.lower()
 
 
+@settings(deadline=None)
 @given(
     text=st.lists(
         st.sampled_from([*PROTECTED, TEXT, "Write a tale! ", "\n", " ", "ünïcode café\u0301 ", "👩‍🚀", "مرحبا", "x=1;"])

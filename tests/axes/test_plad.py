@@ -160,7 +160,7 @@ def test_a_lost_anchor_loses_its_changed_prompts() -> None:
     assert none.status == "failed"
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(ours=st.integers(0, 8), theirs=st.integers(8, 15))
 def test_drifting_further_than_the_reference_never_scores_more(ours: int, theirs: int) -> None:
     near, far = scored(ours, theirs), scored(ours, theirs + 1)

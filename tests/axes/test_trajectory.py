@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refract.axes import AXES
@@ -242,6 +242,7 @@ def test_awkward_prompts_are_asked_exactly(text: str) -> None:
     assert value(plan.score(*run(plan, SAME, SAME))) == 100.0
 
 
+@settings(deadline=None)
 @given(prefixes=st.lists(st.integers(0, 15), min_size=20, max_size=20), which=st.integers(0, 19))
 def test_a_longer_common_prefix_never_scores_less(prefixes: list[int], which: int) -> None:
     longer = list(prefixes)
@@ -251,6 +252,7 @@ def test_a_longer_common_prefix_never_scores_less(prefixes: list[int], which: in
     assert estimate(high, "hazard_per_1000").value <= estimate(low, "hazard_per_1000").value + 1e-9
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_the_score_lies_in_its_interval_for_any_answers(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refract.axes.windows import cut_windows, distinct
@@ -94,6 +94,7 @@ def test_copies_are_left_out() -> None:
     assert (len(kept), copies) == (1, 3)
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 9), size=st.integers(8, 80), sections=st.integers(1, 4), bos=st.booleans())
 def test_always_the_count_and_size_asked_for(count: int, size: int, sections: int, bos: bool) -> None:
     made = corpus(**{f"s{i}": prose(1500, seed=i) for i in range(sections)})

@@ -37,7 +37,7 @@ BAD = {
     "corpus too short": (["--corpus", "short.txt"], 2, "short.txt", ""),
     "empty corpus": (["--corpus", "empty.txt"], 2, "empty.txt is empty", "check"),
     "binary corpus": (["--corpus", "binary.txt"], 2, "binary.txt is binary", "path"),
-    "window above the context": (["--ctx", "100000"], 2, "--ctx 100000 exceeds the model's context", "--ctx"),
+    "window above the context": (["--ctx", "100000"], 2, "--ctx 100000 needs 100000 tokens", "--ctx"),
     "default model missing": (["--model", "smollm2"], 3, "the default model is not here yet", "refract fetch"),
     "named model missing": (
         ["--model", "gemma3"],
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_run(
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("refract.cli.output.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     ran = refract.score("--json-out", "locked/r.json")
     assert ran.code == 3
     _is_line_and_hint(ran, "--json-out locked/r.json cannot be written: Permission denied", "can write")

@@ -64,6 +64,33 @@ def test_render_refuses_a_damaged_report(refract: Shell, damage: Callable[[str],
     assert ran.out == ""
 
 
+def test_compare_ranks_the_candidates_of_comparable_reports(refract: Shell) -> None:
+    refract.score("--json-out", "a.json")
+    small = [word for word in refract.small if word not in ("--candidate", CANDIDATE)]
+    refract("score", *small, "--candidate", "ctk=turbo2,ctv=turbo2", "--json-out", "b.json")
+    refract("score", *small, "--n-predict", "9", "--candidate", CANDIDATE, "--json-out", "c.json")
+    both = refract("compare", "a.json", "b.json", "--markdown-out", "c.md")
+    assert both.code == 0
+    assert both.out.index("a.json") < both.out.index("b.json")
+    assert Path("c.md").read_text()
+    assert refract("compare", "a.json").code == 0
+    mixed = refract("compare", "a.json", "c.json").out
+    assert "n_predict" in mixed
+    assert "must not be ranked" in mixed
+
+
+def test_compare_with_a_baseline_fails_on_a_worse_score_only(refract: Shell, engine: FakeEngine) -> None:
+    refract.score("--json-out", "old.json")
+    assert refract("compare", "old.json", "--baseline", "old.json").code == 0
+    engine.candidate_behaviour = Behaviour.CONSTANT_JUNK
+    refract.score("--no-cache", "--json-out", "new.json")
+    worse = refract("compare", "new.json", "--baseline", "old.json")
+    assert worse.code == 10
+    assert "worse" in worse.out
+    assert refract("compare", "old.json", "--baseline", "new.json").code == 0
+    assert refract("compare", "old.json", "new.json", "--baseline", "old.json").code == 2
+
+
 def test_colours_are_for_terminals_only(refract: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in refract.score().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

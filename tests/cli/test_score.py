@@ -50,7 +50,7 @@ def test_files_are_written_besides_the_text(refract: Shell) -> None:
     assert CANDIDATE in ran.out
     assert from_json(Path("new/folder/r.json").read_text()).candidates[0].kv == CANDIDATE
     assert Path("r.html").read_text().lstrip().lower().startswith("<!doctype html")
-    assert CANDIDATE in Path("r.md").read_text()
+    assert CANDIDATE in Path("r.md").read_text().replace("\\_", "_")
     assert sorted(path.name for path in refract.folder.iterdir() if path.name.startswith(".")) == []
 
 
@@ -170,6 +170,16 @@ def test_the_floor_alone_needs_no_candidate(refract: Shell) -> None:
     assert ran.code == 0
     assert ran.report["floor"]["composite"]["score"]["value"] == 100.0  # type: ignore[index]
     assert FloorError.exit_code == 4
+
+
+def test_every_axis_can_be_asked_for_with_its_knobs(refract: Shell) -> None:
+    ran = refract.score("--axes", ",".join(AXES), "--rniah-up-to", "256", "--depth", "64", "--json-out", "-")
+    assert ran.code == 0, ran.err
+    axes = {axis["axis"]: axis for axis in ran.report["candidates"][0]["axes"]}  # type: ignore[index]
+    assert list(axes) == list(AXES)
+    assert [row["depth"] for row in axes["kld"]["series"]["depths"]] == [64]
+    parameters = ran.report["methodology"]["parameters"]  # type: ignore[index]
+    assert parameters["rniah"]["parameters"]["up_to"] == 256
 
 
 def test_a_preset_decides_the_sizes_unless_they_are_given(refract: Shell) -> None:

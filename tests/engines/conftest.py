@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,15 @@ def model_file(name: str) -> Path:
     variable, place = MODELS[name]
     path = Path(os.environ[variable]) if variable in os.environ else cache_folder() / place
     if not path.is_file():
-        pytest.skip(f"no {name} model here: run `refract fetch --model {name}` or set {variable}")
+        missing(f"no {name} model here: run `refract fetch --model {name}` or set {variable}")
     return path
+
+
+def missing(reason: str) -> None:
+    """Skips with the reason, or fails where everything is said to be there (REFRACT_REQUIRE_ENGINES)."""
+    if os.environ.get("REFRACT_REQUIRE_ENGINES"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -50,5 +58,6 @@ def mlx() -> Iterator[None]:
     from refract.backends.mlx.blas import prepare_blas
 
     prepare_blas()
-    pytest.importorskip("mlx.core", reason="MLX is not installed: pip install -e '.[mlx]'")
+    if importlib.util.find_spec("mlx") is None:
+        missing("MLX is not installed: pip install -e '.[mlx]'")
     yield

@@ -279,7 +279,7 @@ def _cells(samples: Sequence[Sample]) -> Json:
         length, position = sample.detail["length"], sample.detail["position"]
         row = rows.setdefault(f"{length}@{position}", {"length": length, "position": position, "skipped": None})
         for name, value in (("informative", sample.denominator), ("candidate_hits", sample.numerator)):
-            row[name] = int(row.get(name) or 0) + int(value)  # type: ignore[call-overload]
+            row[name] = int(row.get(name) or 0) + int(value)  # type: ignore[arg-type]
     return list(rows.values())
 
 

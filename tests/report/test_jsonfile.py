@@ -5,7 +5,7 @@ import json
 import math
 from dataclasses import replace
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 

@@ -64,7 +64,7 @@ def test_the_verdict_comes_first() -> None:
 def test_a_borderline_band_names_both() -> None:
     score = one().candidates[0].composite
     chances = {"EXCELLENT": 0.0, "PASS": 0.55, "DEGRADED": 0.45, "FAIL": 0.0}
-    unsure = replace(score, band="PASS", band_certain=False, band_probability=chances)  # type: ignore[arg-type]
+    unsure = replace(score, band="PASS", band_certain=False, band_probability=chances)
     whole = one()
     text = to_text(replace(whole, candidates=(replace(whole.candidates[0], composite=unsure),)))
     assert text.startswith("ctk=q8_0,ctv=turbo3: PASS/DEGRADED borderline (P 0.55/0.45)")

@@ -7,7 +7,15 @@ import pytest
 
 from refract.kv import parse_kv
 from refract.results import AxisResult, Estimate, Sample
-from refract.run.guards import Measured, answers_digest, as_not_exercised, duplicates, never_acted
+from refract.run.guards import (
+    Measured,
+    answers_digest,
+    as_not_exercised,
+    duplicates,
+    must_differ,
+    never_acted,
+    never_read,
+)
 from refract.work import (
     Answer,
     BlobRef,
@@ -83,6 +91,8 @@ REFERENCE = measured("ctk=f16,ctv=f16", {ASK: generation(-1.0, -2.0), FORCED: To
         ({FORCED: TokenScores(logprobs=f32(-1.0, -1.1))}, True),
         ({ASK: generation(-1.0)}, True),
         ({ASK: Generation(tokens=(0, 0), stop="length")}, True),
+        ({ASK: Generation(tokens=(0, 0), stop="length"), COMPARE: divergence(0.0)}, False),
+        ({ASK: Generation(tokens=(0, 1), stop="length"), COMPARE: divergence(0.0)}, True),
         ({COMPARE: Failure(kind="x", message="y")}, True),
         ({}, True),
     ],
@@ -103,9 +113,23 @@ def test_a_compressed_type_without_a_compressed_layer_never_acted() -> None:
 
 def test_what_is_not_lossy_or_is_the_reference_is_left_alone() -> None:
     same: dict[Request, Answer | Failure] = {COMPARE: divergence(0.0)}
-    assert never_acted(REFERENCE, measured("ctk=bf16,ctv=f16", same, compressed=0)) is None
+    assert not must_differ(REFERENCE, measured("ctk=bf16,ctv=f16", same, compressed=0))
     lossy = measured("ctk=q8_0,ctv=q8_0", same)
-    assert never_acted(lossy, lossy) is None
+    assert not must_differ(lossy, lossy)
+    assert must_differ(REFERENCE, lossy)
+    assert must_differ(lossy, measured("ctk=q4_0,ctv=q8_0", same))
+
+
+def test_a_pass_that_never_read_the_cache_is_told_from_one_that_did() -> None:
+    prefill = replace(COMPARE, protocol="prefill")
+    both: list[Request] = [COMPARE, prefill]
+    blind: dict[Request, Answer | Failure] = {COMPARE: divergence(0.5), prefill: divergence(0.0)}
+    assert never_acted(REFERENCE, measured("ctk=q8_0,ctv=f16", blind)) is None
+    reason = never_read(both, blind)
+    assert reason == "every divergence in prefill protocol is exactly 0: that pass never read the compressed cache"
+    assert never_read([COMPARE], blind) is None
+    assert never_read(both, {**blind, prefill: divergence(0.0, 1e-9)}) is None
+    assert never_read(both, {prefill: Failure(kind="x", message="y")}) is None
 
 
 def test_a_candidate_that_only_drops_tokens_is_judged_by_what_it_did() -> None:

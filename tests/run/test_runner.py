@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from refract.axes.base import AxisPlan, PlanContext
@@ -14,7 +15,7 @@ from refract.run.progress import Answered, Event, PhaseEnded, PhaseStarted, RunE
 from refract.run.runner import run
 from refract.run.store import MemoryStore
 from refract.testing import Behaviour, FakeEngine
-from refract.work import Answer, Failure, Generate, Generation, Request
+from refract.work import Answer, Divergence, Failure, Generate, Generation, Request
 
 from .scenario import CANDIDATES, REFERENCE, Talk, Text, corpus, essence, prompt_set, small_spec
 
@@ -283,5 +284,20 @@ def test_a_candidate_that_never_acted_has_no_score(store: MemoryStore, behaviour
         assert [axis.status for axis in candidate.axes] == ["not-exercised", "not-exercised"]
         assert all(axis.score is None and axis.reason for axis in candidate.axes)
         assert candidate.composite.score is None
-        assert candidate.findings[0].startswith("not exercised: ")
-        assert any(finding.startswith("duplicates: ") for finding in candidate.findings)
+        assert candidate.findings[0].startswith("duplicates: ")
+        assert candidate.findings[1].startswith("not exercised: ")
+
+
+def test_a_prefill_that_reads_raw_keys_costs_that_axis_its_score_and_no_other(store: MemoryStore) -> None:
+    """CASES 10: KL exactly 0 in prefill protocol for any format, while generation reads the compressed cache."""
+
+    def blind(request: Request, answer: Answer | Failure) -> Answer | Failure:
+        if isinstance(answer, Divergence):
+            zeros = np.zeros_like(answer.kl)
+            return replace(answer, kl=zeros, token_nll_delta=zeros, token_p_delta=zeros)
+        return answer
+
+    found = run(small_spec(), FakeEngine(candidate_behaviour=blind), store).candidates[1]
+    assert [axis.status for axis in found.axes] == ["ok", "not-exercised"]
+    assert found.composite.score is None
+    assert found.findings[0].startswith("text not exercised: every divergence in prefill protocol is exactly 0")

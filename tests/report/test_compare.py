@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from refract.errors import ReportError
+from refract.report.compare import changes, compare, regressions
+from refract.report.compare_text import changes_text, comparison_text
+from refract.report.markdown import changes_markdown, comparison_markdown
+from refract.results import Report
+
+from .builder import report
+
+
+def with_candidates(*numbers: int) -> Report:
+    """The built report with only these candidates."""
+    whole = report()
+    return replace(whole, candidates=tuple(whole.candidates[i] for i in numbers))
+
+
+def other_method() -> Report:
+    longer = report(n_predict=32)
+    return replace(longer, methodology=replace(longer.methodology, id="m2"))
+
+
+def test_one_report_is_a_group_of_its_candidates() -> None:
+    found = compare([("a", report())])
+    assert [group.reports for group in found.groups] == [("a",)]
+    assert found.differing == ()
+    assert [row.candidate.kv for row in found.groups[0].ranking.rows][:2] == [
+        "ctk=q8_0,ctv=turbo4",
+        "ctk=q8_0,ctv=turbo3",
+    ]
+
+
+def test_reports_of_one_methodology_are_ranked_together_and_named() -> None:
+    found = compare([("a", with_candidates(0)), ("b", with_candidates(2))])
+    rows = found.groups[0].ranking.rows
+    assert [row.candidate.kv for row in rows] == ["a: ctk=q8_0,ctv=turbo3", "b: ctk=q4_0,ctv=q4_0"]
+    difference = found.groups[0].against[0].difference
+    assert difference
+    assert difference.low > 0.0
+
+
+def test_equal_candidates_share_a_rank_with_difference_0() -> None:
+    found = compare([("a", with_candidates(0)), ("b", with_candidates(0))]).groups[0]
+    assert [(row.rank, row.tied) for row in found.ranking.rows] == [(1, True), (1, True)]
+    difference = found.against[0].difference
+    assert difference
+    assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("change", ["methodology", "model"])
+def test_other_methodologies_and_models_are_never_ranked_together(change: str) -> None:
+    other = other_method() if change == "methodology" else report()
+    if change == "model":
+        other = replace(other, model=replace(other.model, fingerprint="sha256:other"))
+    found = compare([("a", report()), ("b", other)])
+    assert len(found.groups) == 2
+    for text in (comparison_text(found), comparison_markdown(found)):
+        assert "must not be ranked against each other" in text
+
+
+def test_what_differs_is_named_with_who_has_it() -> None:
+    found = compare([("a", report()), ("b", other_method()), ("c", report())])
+    named = {d.what: dict(d.values) for d in found.differing}
+    assert named["n_predict"] == {"24": ("a", "c"), "32": ("b",)}
+    assert "model" not in named
+
+
+def test_parameters_are_compared_one_by_one() -> None:
+    other = report()
+    other = replace(other, methodology=replace(other.methodology, parameters={"kld": {"chunks": 9, "ctx": 512}}))
+    named = {d.what: dict(d.values) for d in compare([("a", report()), ("b", other)]).differing}
+    assert named["parameters.kld.chunks"] == {"8": ("a",), "9": ("b",)}
+    assert named["parameters.plad.seed"] == {"0": ("a",), "not set": ("b",)}
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ReportError, match="nothing to compare"):
+        compare([])
+
+
+def test_forty_reports_of_one_name() -> None:
+    found = compare([("r", with_candidates(i % 3)) for i in range(40)])
+    assert len(found.groups[0].ranking.rows) == 40
+    assert len({row.candidate.kv for row in found.groups[0].ranking.rows}) == 40
+    assert max(len(line) for line in comparison_text(found).splitlines()) <= 80
+
+
+def test_needles_are_compared_by_mcnemar() -> None:
+    found = compare([("a", with_candidates(0)), ("b", with_candidates(1))]).groups[0]
+    assert found.against[0].mcnemar_p == 1.0
+
+
+def test_no_change_against_itself() -> None:
+    found = changes(report(), report())
+    assert found
+    assert regressions(report(), report()) == ()
+    assert "none of" in changes_text(found).splitlines()[0]
+
+
+def test_a_worse_candidate_is_a_regression() -> None:
+    old = with_candidates(0)
+    new = replace(old, candidates=(replace(report().candidates[2], kv=old.candidates[0].kv),))
+    found = {change.what: change for change in changes(old, new)}
+    assert found["REFRACT[trajectory+kld+plad]"].verdict == "worse"
+    assert found["kld"].verdict == "worse"
+    assert found["rniah"].verdict == "lost"
+    assert "2 of 18 needles" in found["rniah"].note
+    assert {change.what for change in regressions(old, new)} >= {"trajectory", "kld", "rniah"}
+    back = {change.what: change.verdict for change in changes(new, old)}
+    assert back["kld"] == "better"
+    assert back["rniah"] == "gained"
+    for text in (changes_text(tuple(found.values())), changes_markdown(tuple(found.values()))):
+        assert "scores are worse" in text
+
+
+def test_reports_that_measured_something_else_are_refused() -> None:
+    with pytest.raises(ReportError, match=r"not comparable, they differ in: n_predict, methodology"):
+        changes(report(), other_method())
+
+
+def test_reports_without_a_common_candidate_are_refused() -> None:
+    with pytest.raises(ReportError, match="no candidate in common"):
+        changes(with_candidates(0), with_candidates(1))
