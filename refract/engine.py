@@ -146,4 +146,3 @@ class Engine(Protocol):
 
         Raises: ConfigMismatchError, ModelError, MissingPackageError, EngineError.
         """
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -114,8 +114,8 @@ Request = Generate | ScoreTokens | WriteBase | CompareBase
 class Distributions:
     """The K most probable tokens at each of N positions, most probable first.
 
-    ids (N, K) int32; logprobs (N, K) float32, natural logarithms of a full-vocabulary softmax; tail (N,) float32, log of
-    the mass outside the K (-inf when nothing is outside).
+    ids (N, K) int32; logprobs (N, K) float32, natural logarithms of a full-vocabulary softmax; tail (N,) float32, log
+    of the mass outside the K (-inf when nothing is outside).
     """
 
     ids: Ints
@@ -215,6 +215,13 @@ class EffectiveKV:
 def request_key(request: Request, identity_digest: str) -> str:
     """sha256 hex digest that names the answer to `request` under the configuration `identity_digest` names."""
     body = json.dumps(
-        [KEY_VERSION, type(request).__name__, asdict(request), identity_digest], separators=(",", ":"), sort_keys=True
+        [KEY_VERSION, type(request).__name__, request, identity_digest],
+        default=_plain,  # dataclasses.asdict would copy every token
+        separators=(",", ":"),
+        sort_keys=True,
     )
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _plain(value: Request | Window | BlobRef) -> dict[str, object]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}

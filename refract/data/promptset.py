@@ -8,16 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from refract.errors import PromptsError
+from refract.work import Message
 
 TIERS = ("quick", "default", "full")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn of a conversation; `role` is system, user or assistant, `content` is exactly what the file says."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

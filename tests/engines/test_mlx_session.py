@@ -99,9 +99,7 @@ def comparisons(reference: dict[str, Any], salt: str = "") -> list[CompareBase]:
 
 def along(reference: dict[str, Any]) -> list[CompareBase]:
     return [
-        CompareBase(
-            windows=(Window(tokens=r.prompt + a.tokens, start=len(r.prompt)),), protocol="decode", base=a.base
-        )
+        CompareBase(windows=(Window(tokens=r.prompt + a.tokens, start=len(r.prompt)),), protocol="decode", base=a.base)
         for r, a in reference["generations"].items()
     ]
 
@@ -186,7 +184,9 @@ def test_kl_equals_an_independent_float64_computation(bench: Bench, windows: lis
         caches = new_caches(layer_specs(kv(name), 64, [None] * 30))
         out = model(mx.array([window.tokens[:-1]]), cache=caches)
         logits.append(np.array(out[0, window.start - 1 :]).astype(np.float64))
-    p, q = (x - np.log(np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True)) - x.max(1, keepdims=True) for x in logits)
+    p, q = (
+        x - np.log(np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True)) - x.max(1, keepdims=True) for x in logits
+    )
     expected = (np.exp(p) * (p - q)).sum(1)
     request = comparisons(reference)[0]
     found = bench.run("q8_0/turbo3", [request])[request]

@@ -1,7 +1,7 @@
 """KV caches that store what a codec leaves of keys and values, for attention that follows mlx-lm's contract.
 
-Quantise–dequantise on write: the arrays hold exactly what a packed cache would read back, so attention, masks, sinks and
-every head dimension work unchanged. There is no attribute `bits`, which would send attention to MLX's affine path.
+Quantise–dequantise on write: the arrays hold exactly what a packed cache would read back, so attention, masks, sinks
+and every head dimension work unchanged. There is no attribute `bits`, which would send attention to MLX's affine path.
 
 A sequence's keys start at index 0 of its row, whatever else is in the batch; unused positions hold zeros and are
 masked. Trailing zeros change no bit of the result, so an answer does not depend on its neighbours.
@@ -64,7 +64,10 @@ class SequenceCache:
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803  # mlx-lm's own name
+        self,
+        N: int,  # noqa: N803
+        return_array: bool = False,
+        window_size: int | None = None,  # all three are mlx-lm's own names
     ) -> mx.array | str | None:
         """The attention mask of the next N tokens, as mlx-lm's own caches make it."""
         window = window_size or self.spec.window
@@ -158,7 +161,10 @@ class RowCache:
         return self.keys[..., :span, :], self.values[..., :span, :]
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803  # mlx-lm's own name
+        self,
+        N: int,  # noqa: N803
+        return_array: bool = False,
+        window_size: int | None = None,  # all three are mlx-lm's own names
     ) -> mx.array:
         """Which positions each row attends to, (B, 1, 1, span)."""
         if N != 1:

@@ -1,16 +1,20 @@
-"""Forward passes over one sequence: prefill in chunks, and hidden states at chosen positions."""
+"""Forward passes over one sequence: prefill in chunks, and hidden states at chosen positions.
+
+Both are work for a lane: they yield what has to be evaluated before the next chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from refract.backends.mlx.cache import LayerSpec, SequenceCache
+from refract.backends.mlx.lanes import Work
 from refract.backends.mlx.model import SplitModel
 from refract.work import TokenIds
 
-CHUNK = 512  # tokens a prefill pass takes; part of the identity, since it can change the last bits of a result
+CHUNK = 512  # tokens a prefill pass takes
 
 
 def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
@@ -18,34 +22,34 @@ def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
     return [SequenceCache(spec) for spec in specs]
 
 
-def passes(model: SplitModel, caches: list[SequenceCache], tokens: TokenIds, chunk: int) -> Iterator[tuple[int, mx.array]]:
-    """For each chunk of `tokens`: the index of its first token and the hidden states (n, width) after it."""
-    for start in range(0, len(tokens), chunk):
-        hidden = model.trunk(mx.array([tokens[start : start + chunk]]), cache=caches)
-        yield start, hidden[0]
-
-
-def prefill(model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds) -> tuple[list[SequenceCache], mx.array]:
-    """Caches that hold `tokens` and the hidden state (width,) after the last one."""
+def prefill(
+    model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, *, with_logits: bool
+) -> Work[tuple[list[SequenceCache], mx.array, mx.array | None]]:
+    """Caches that hold `tokens`, the last one's hidden state (1, 1, width), and its logits (1, 1, V) or None."""
     caches = new_caches(specs)
-    last = None
-    for _, hidden in passes(model, caches, tokens, CHUNK):
-        last = hidden[-1]
-        mx.async_eval(last, [cache.state for cache in caches])
-    if last is None:
-        raise ValueError("nothing to prefill")
-    return caches, last
+    hidden = mx.array([])
+    for start in range(0, len(tokens), CHUNK):
+        hidden = model.trunk(mx.array([tokens[start : start + CHUNK]]), cache=caches)[:, -1:]
+        yield hidden, [cache.state for cache in caches]
+    logits = model.head(hidden) if with_logits else None
+    yield logits
+    return caches, hidden, logits
 
 
 def hidden_before(
     model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, start: int, chunk: int
-) -> mx.array:
-    """The hidden states (len(tokens) − start, width) that predict tokens[start:], prefilled `chunk` tokens at a time."""
+) -> Work[mx.array]:
+    """The hidden states (len(tokens) − start, width) that predict tokens[start:], taken `chunk` tokens at a time.
+
+    What lies before the first scored position is prefilled in full chunks; only scored states are kept, so memory does
+    not grow with depth beyond the caches.
+    """
     caches = new_caches(specs)
     kept = []
-    for first, hidden in passes(model, caches, tokens[:-1], chunk):
+    for first in range(0, len(tokens) - 1, chunk):
+        hidden = model.trunk(mx.array([tokens[first : min(first + chunk, len(tokens) - 1)]]), cache=caches)[0]
         skip = max(0, start - 1 - first)
         if skip < hidden.shape[0]:
             kept.append(hidden[skip:])
-        mx.async_eval(hidden, [cache.state for cache in caches])
+        yield kept[-1:] or hidden[-1], [cache.state for cache in caches]
     return mx.concatenate(kept, axis=0)

@@ -144,7 +144,9 @@ def _dequantize(tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.float32]]:
     raw = np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.size_bytes,))
     rows = raw.reshape(-1, tensor.size_bytes // max(1, int(np.prod(tensor.shape[:-1]))))
     if tensor.type_name in ("F32", "F16"):
-        return raw.view(np.float32 if tensor.type_name == "F32" else np.float16).reshape(tensor.shape).astype(np.float32)
+        return (
+            raw.view(np.float32 if tensor.type_name == "F32" else np.float16).reshape(tensor.shape).astype(np.float32)
+        )
     try:
         return dequantize(rows, kind).reshape(tensor.shape)  # type: ignore[no-any-return]  # gguf is untyped
     except NotImplementedError:
@@ -218,9 +220,7 @@ def load_gguf_model(gguf: GGUF, dtype: mx.Dtype) -> tuple[nn.Module, dict[str, A
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise ModelError(
-            f"{gguf.path.name}: {error}", hint="the file may be damaged; download it again"
-        ) from None
+        raise ModelError(f"{gguf.path.name}: {error}", hint="the file may be damaged; download it again") from None
     if (factors := gguf.tensors.get("rope_freqs.weight")) is not None:
         values = mx.array(_dequantize(factors))
         for layer in model.layers:

@@ -118,7 +118,10 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, i
             heads, dim = store.shape[1], store.shape[3]
             size += heads * dim * codec.bits_per_value / 8
     windows = sorted({spec.window for spec in specs if spec.window is not None})
-    note = tuple(f"{sum(s.window == w for s in specs)} layers attend to {w} tokens only, compressed like the others" for w in windows)
+    note = tuple(
+        f"{sum(s.window == w for s in specs)} layers attend to {w} tokens only, compressed like the others"
+        for w in windows
+    )
     effective = EffectiveKV(
         k=_common(spec.k.name for spec in specs),
         v=_common(spec.v.name for spec in specs),
@@ -151,5 +154,3 @@ def _require_match(kv: KVConfig, effective: EffectiveKV) -> None:
             f"asked for {kv}, the caches hold ctk={effective.k},ctv={effective.v}",
             hint="this is a bug; please report it with the output of: refract selftest",
         )
-
-

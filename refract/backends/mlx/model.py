@@ -48,7 +48,7 @@ class SplitModel:
 def split_model(model: nn.Module) -> SplitModel:
     """Raises: ModelError when the model is not built of a trunk and a head as mlx-lm's are."""
     language_model = _language_model(model)
-    trunk = language_model["model"] if "model" in language_model else None
+    trunk = language_model.get("model")
     if not isinstance(trunk, nn.Module):
         raise ModelError(
             f"{type(model).__module__} is not built of a trunk and a head, which exact KL needs",
@@ -58,9 +58,7 @@ def split_model(model: nn.Module) -> SplitModel:
     head["model"] = _PassThrough(trunk)
     kinds = language_model.make_cache() if hasattr(language_model, "make_cache") else None
     layers = tuple(language_model.layers)
-    return SplitModel(
-        trunk=trunk, head=head, layers=layers, cache_kinds=tuple(kinds or (KVCache() for _ in layers))
-    )
+    return SplitModel(trunk=trunk, head=head, layers=layers, cache_kinds=tuple(kinds or (KVCache() for _ in layers)))
 
 
 def layer_windows(kinds: Sequence[Any]) -> tuple[int | None, ...]:

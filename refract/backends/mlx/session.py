@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +13,7 @@ from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.decode import decode
 from refract.backends.mlx.forward import CHUNK, hidden_before
 from refract.backends.mlx.hidden import Hidden, compare_hidden, join, read_base, to_numpy, write_base
+from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.tracks import ForcedTrack, GreedyTrack, Track
 from refract.engine import Blobs
@@ -32,9 +31,6 @@ from refract.work import (
     TokenScores,
     WriteBase,
 )
-
-_Job = TypeVar("_Job")
-_AHEAD = 2  # windows queued on a lane before the oldest is read
 
 
 @dataclass(slots=True)
@@ -77,7 +73,9 @@ class MLXSession:
                 valid.append(request)
             else:
                 yield request, failure
-        yield from self._run_windows([r for r in valid if isinstance(r, WriteBase | CompareBase) and r.protocol == "prefill"])
+        yield from self._run_windows(
+            [r for r in valid if isinstance(r, WriteBase | CompareBase) and r.protocol == "prefill"]
+        )
         yield from self._run_chunked([r for r in valid if isinstance(r, ScoreTokens) and r.step > 1])
         yield from self._run_decoded(
             [
@@ -105,25 +103,13 @@ class MLXSession:
     def _run_windows(self, requests: Sequence[WriteBase | CompareBase]) -> Iterator[tuple[Request, Answer]]:
         pending = {id(request): _Windows(request) for request in requests}
         jobs = [(pending[id(request)], index) for request in requests for index in range(len(request.windows))]
-        for (task, index), hidden in self._ahead(jobs, self._window_hidden):
+        for (task, index), hidden in zip(jobs, in_waves(self._lanes, map(self._window, jobs)), strict=True):
             if (answer := self._settle(task, index, to_numpy(hidden))) is not None:
                 yield task.request, answer
 
-    def _window_hidden(self, job: tuple[_Windows, int]) -> mx.array:
+    def _window(self, job: tuple[_Windows, int]) -> Work[mx.array]:
         window = job[0].request.windows[job[1]]
         return hidden_before(self._model, self._specs, window.tokens, window.start, CHUNK)
-
-    def _ahead(self, jobs: Sequence[_Job], build: Callable[[_Job], mx.array]) -> Iterator[tuple[_Job, mx.array]]:
-        """Each job with its array, in order, later ones already running on the lanes."""
-        running: deque[tuple[_Job, mx.array]] = deque()
-        for number, job in enumerate(jobs):
-            with mx.stream(self._lanes[number % len(self._lanes)]):
-                array = build(job)
-                mx.async_eval(array)
-            running.append((job, array))
-            if len(running) > _AHEAD * len(self._lanes):
-                yield running.popleft()
-        yield from running
 
     def _settle(self, task: _Windows, index: int, hidden: Hidden) -> Answer | None:
         """Takes in one window's hidden states; the request's answer when it was the last."""
@@ -145,12 +131,9 @@ class MLXSession:
         return join([task.divergences[i] for i in range(len(sizes))])
 
     def _run_chunked(self, requests: Sequence[ScoreTokens]) -> Iterator[tuple[Request, Answer]]:
-        def build(request: ScoreTokens) -> mx.array:
-            hidden = hidden_before(self._model, self._specs, request.tokens, request.start, request.step)
-            return self._model.head(hidden[None])[0]
-
-        for request, array in self._ahead(requests, build):
-            logits = to_numpy(array)
+        works = (hidden_before(self._model, self._specs, r.tokens, r.start, r.step) for r in requests)
+        for request, hidden in zip(requests, in_waves(self._lanes, works), strict=True):
+            logits = to_numpy(self._model.head(hidden[None])[0])
             listed = list_top(logits, request.top_k) if request.top_k else None
             yield request, TokenScores(logprobs=token_logprobs(logits, request.tokens[request.start :]), listed=listed)
 

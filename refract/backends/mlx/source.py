@@ -44,7 +44,7 @@ def find_model(model: str) -> ModelSource:
 
     A hub name is looked up in the local hub cache first and downloaded only if it is not there.
 
-    Raises: ModelError when there is no such model or its files cannot be read; MissingPackageError without a hub client.
+    Raises: ModelError when there is no such model or it cannot be read; MissingPackageError without a hub client.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -101,7 +101,9 @@ def _from_gguf(path: Path) -> ModelSource:
 
 def _whole(value: object, path: Path, key: str) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{path.name}: {key} should be a positive number, found {value!r}", hint="convert the model again")
+        raise ModelError(
+            f"{path.name}: {key} should be a positive number, found {value!r}", hint="convert the model again"
+        )
     return value
 
 

@@ -69,9 +69,7 @@ def make_codec(format_: Format, dim: int) -> Codec:
     Raises: KVUnsupportedError when the format is not built here or does not fit the head dimension.
     """
     if format_.name not in CODECS:
-        raise KVUnsupportedError(
-            f"the mlx backend has no {format_.name} yet", hint="it has " + " ".join(CODECS)
-        )
+        raise KVUnsupportedError(f"the mlx backend has no {format_.name} yet", hint="it has " + " ".join(CODECS))
     return CODECS[format_.name](format_, dim)
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-_DTYPES: Mapping[str, tuple[mx.Dtype, int]] = {"f32": (mx.float32, 32), "f16": (mx.float16, 16), "bf16": (mx.bfloat16, 16)}
+_DTYPES: Mapping[str, tuple[mx.Dtype, int]] = {
+    "f32": (mx.float32, 32),
+    "f16": (mx.float16, 16),
+    "bf16": (mx.bfloat16, 16),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
