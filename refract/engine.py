@@ -138,6 +138,12 @@ class Engine(Protocol):
 
     def identify(self, spec: LoadSpec) -> Identity: ...
 
+    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Other values of some of its options under which it does the same arithmetic in another order than `options`.
+
+        Identities under both differ. None where it has no such change.
+        """
+
     def describe(self, model: str) -> Mapping[str, str | int]:
         """What a report says of the model besides its name: architecture, parameters, weights' format, device."""
 

@@ -8,7 +8,7 @@ report alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +21,8 @@ Status = Literal["ok", "low-confidence", "not-exercised", "failed", "not-run"]
 Link = Literal["100*r", "100*exp(-r)", "100*exp(-5*|r|)"]
 Unit = Literal["prompt", "window", "haystack"]
 Band = Literal["EXCELLENT", "PASS", "DEGRADED", "FAIL"]
+
+CONTROL_FACTOR = 2.0  # DESIGN §5: a mean KL up to so many times the control's says nothing of the format
 
 BAND_FLOORS: Mapping[Band, float] = {"EXCELLENT": 90.0, "PASS": 80.0, "DEGRADED": 60.0, "FAIL": 0.0}
 
@@ -47,6 +49,11 @@ class Estimate:
 
 
 Statistic = Estimate | float | int | None
+
+
+def plain_number(value: Statistic) -> float | None:
+    """A statistic without its interval."""
+    return value.value if isinstance(value, Estimate) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +137,44 @@ class Configuration:
     effective: EffectiveKV
 
 
+def mean_kl_of(axes: Sequence[AxisResult]) -> float | None:
+    """The mean KL divergence over the corpus windows in nats, where the axis kld is among them and ok."""
+    kld = next((axis for axis in axes if axis.axis == "kld" and axis.status == "ok"), None)
+    return None if kld is None else plain_number(kld.statistics.get("mean_kl_nats"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfNoise:
+    """One configuration against itself while the engine does the same arithmetic in another order.
+
+    `change` names the engine's options that differed, such as "batch 8, chunk 128". The figures are over the corpus
+    windows, null where they were not measured or not finite: what tokens owe to kernels rather than to the format.
+    """
+
+    change: str
+    mean_kl_nats: Statistic
+    top1_agreement: Statistic
+    positions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateResult:
-    """Everything found of one candidate. The floor has the same shape, with the reference as its own candidate."""
+    """Everything found of one candidate; `control` is what its own kernels' noise does to it, where that was measured.
+
+    The floor and the control have the same shape, with the reference as its own candidate.
+    """
 
     kv: str
     effective: EffectiveKV
     composite: Composite
     axes: tuple[AxisResult, ...]
     findings: tuple[str, ...] = ()
+    control: SelfNoise | None = None
+
+    @property
+    def mean_kl_nats(self) -> float | None:
+        """The mean KL divergence over the corpus windows, where the axis kld is ok."""
+        return mean_kl_of(self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,5 +222,13 @@ class Report:
     reference: Configuration
     candidates: tuple[CandidateResult, ...]
     floor: CandidateResult | None = None
+    control: CandidateResult | None = None
     findings: tuple[str, ...] = ()
     provenance: Provenance
+
+
+def within_noise(candidate: CandidateResult, control: CandidateResult | None) -> bool:
+    """Whether the candidate's mean KL is at most twice the control's: it cannot be told from kernel noise."""
+    noise = None if control is None else control.mean_kl_nats
+    mean = candidate.mean_kl_nats
+    return noise is not None and mean is not None and mean <= CONTROL_FACTOR * noise

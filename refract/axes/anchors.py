@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from refract.axes.answers import names
@@ -65,6 +65,17 @@ def plan_anchors(context: PlanContext) -> Anchors:
         )
     items = tuple(_anchor(context, prompt, ids) for ids, prompt in fitting.items())
     return Anchors(items=items, warnings=tuple(_warnings(context, fitting, too_long, copies)))
+
+
+def choose_evenly(anchors: Sequence[Anchor], limit: int) -> tuple[Anchor, ...]:
+    """At most `limit` anchors, the categories taking turns, in the order of their file."""
+    queues: dict[str, list[Anchor]] = {}
+    for anchor in anchors:
+        queues.setdefault(anchor.prompt.category, []).append(anchor)
+    longest = max(map(len, queues.values()), default=0)
+    turns = [queue[turn] for turn in range(longest) for queue in queues.values() if turn < len(queue)]
+    chosen = {anchor.prompt.id for anchor in turns[:limit]}
+    return tuple(anchor for anchor in anchors if anchor.prompt.id in chosen)
 
 
 def generate(context: PlanContext, prompt: TokenIds, *, keep_base: bool = False) -> Generate:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from refract.axes.tokens import REPLACEMENT, content
-from refract.stats.sequences import ngram_loop
+from refract.stats.sequences import edit_distance, ngram_loop
 from refract.work import Generation
 
 Flag = Literal["empty", "immediate-end", "loop", "runaway", "invalid-utf8"]
 
 EARLY_TOKENS = 5
 RUNAWAY_RATIO = 1.5
+ALIKE_RATIO = 0.5  # answers to different prompts that differ less than so many times as much as the reference's
+_FEWEST_ANSWERS = 4  # fewer may be alike by chance
+_LEAST_DISTANCE = 0.2  # of the reference's own answers; below it they are too much alike for a comparison
 LENGTH_RATIO = 1.25  # answers that are together longer or shorter than the reference's by more than this are a finding
 
 _SENTENCES: dict[Flag, str] = {
@@ -63,13 +66,48 @@ def findings(pairs: Sequence[Pair], *, what: str = "answers") -> tuple[str, ...]
     """Plain sentences with counts, none when nothing is wrong. `what` is the noun: "answers", "retrieval answers"."""
     counts = Counter(flag for pair in pairs for flag in flags(pair))
     found = [f"{counts[f]} of {len(pairs)} candidate {what} {text}" for f, text in _SENTENCES.items() if counts[f]]
-    repeated = constant_answers(pairs)
-    if repeated:
-        found.append(f"the candidate gives one and the same text in {repeated} of {len(pairs)} {what}")
+    if deaf := indifference(pairs, what=what):
+        found.append(deaf)
     ratio = _length_ratio(pairs)
     if ratio is not None and not 1.0 / LENGTH_RATIO <= ratio <= LENGTH_RATIO:
         found.append(f"candidate {what} are {ratio:.2f} times as long as the reference's")
     return tuple(found)
+
+
+def indifference(pairs: Sequence[Pair], *, what: str) -> str | None:
+    """How the candidate says much the same whatever it is asked, where the reference does not; None when it listens."""
+    if repeated := constant_answers(pairs):
+        return f"the candidate gives one and the same text in {repeated} of {len(pairs)} {what}"
+    if len(pairs) < _FEWEST_ANSWERS:
+        return None
+    ours, theirs = ([content(side) for side in sides] for sides in _sides(pairs))
+    texts, reference_texts = len(set(ours)), len(set(theirs))
+    if 2 * texts <= reference_texts:
+        return f"the candidate gives only {texts} different texts in {len(pairs)} {what}, the reference {reference_texts}"
+    distance, reference_distance = _distance(ours), _distance(theirs)
+    if reference_distance >= _LEAST_DISTANCE and distance < ALIKE_RATIO * reference_distance:
+        return (
+            f"candidate {what} hardly differ from prompt to prompt: {distance:.0%} of their tokens, "
+            f"{reference_distance:.0%} of the reference's"
+        )
+    return None
+
+
+def _sides(pairs: Sequence[Pair]) -> tuple[list[Generation], list[Generation]]:
+    return [p.candidate for p in pairs], [p.reference for p in pairs]
+
+
+def _distance(texts: Sequence[Sequence[int]]) -> float:
+    """Mean edit distance, as a share of the longer text, between texts half the list apart."""
+    half = len(texts) // 2
+    found = [edit_distance(a, b) / max(len(a), len(b), 1) for a, b in zip(texts[:half], texts[half:], strict=False)]
+    return sum(found) / len(found)
+
+
+def constant_reference(pairs: Sequence[Pair]) -> int:
+    """How many of the answers are the reference's most frequent text, if more than half are; 0 otherwise."""
+    theirs = _most_frequent([content(p.reference) for p in pairs])
+    return theirs if len(pairs) >= _FEWEST_ANSWERS and 2 * theirs > len(pairs) else 0
 
 
 def constant_answers(pairs: Sequence[Pair]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from refract.axes.anchors import Anchors, plan_anchors
+from refract.axes.anchors import Anchors, choose_evenly, plan_anchors
 from refract.axes.answers import answer_of
 from refract.axes.base import Answers, PlanContext
 from refract.axes.kld_result import kld_result
@@ -28,8 +28,8 @@ Compared = dict[Place, CompareBase | Failure]
 class Kld:
     """The axis: `chunks` windows of `ctx` tokens make the score.
 
-    Beside it stand the reference's own continuations (`along_trajectories`) and, with `depth` > 0, `deep_chunks`
-    windows at each of 1k, 4k, 16k … `depth` tokens of cache.
+    Beside it stand the reference's own continuations of `along_trajectories` prompts (0: of none) and, with
+    `depth` > 0, `deep_chunks` windows at each of 1k, 4k, 16k … `depth` tokens of cache.
     """
 
     name: ClassVar[str] = "kld"
@@ -37,7 +37,7 @@ class Kld:
 
     chunks: int = 32
     ctx: int = 512
-    along_trajectories: bool = True
+    along_trajectories: int = 24
     depth: int = 0
     deep_chunks: int = 4
 
@@ -64,9 +64,10 @@ class Kld:
         if not {Capability.KEEP_BASE, Capability.GENERATE} <= context.capabilities:
             return "this engine keeps no distributions of them"
         try:
-            return plan_anchors(context)
+            anchors = plan_anchors(context)
         except PromptsError as error:
             return error.message
+        return replace(anchors, items=choose_evenly(anchors.items, self.along_trajectories))
 
     def _check(self, context: PlanContext) -> None:
         if not {Capability.KL_PREFILL, Capability.KL_DECODE} & context.capabilities:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from refract.axes import kld_statistics as figures
 from refract.axes.answers import names, reasons, too_many_missing
-from refract.axes.measured import Measured
+from refract.axes.measured import F64, Measured
 from refract.results import AxisResult, Estimate, Link, Statistic, Unit
 from refract.stats import estimate
 
 LINK: Link = "100*exp(-r)"
 UNIT: Unit = "window"
+LOWEST_KL = -0.01  # nats; rounding of 16-bit log-probabilities stays far above it
+LOWEST_MEAN_KL = -1e-4
+APART = 0.223  # mean nats of a score of 80
 DEEPER = 2.0  # times the KL of the windows, from which on a deep cache's KL is a finding
 
 
@@ -39,10 +43,12 @@ def kld_result(
     columns = [s.numerator for s in samples], [s.denominator for s in samples], [s.cluster for s in samples]
     along = trajectories if trajectories.stretches else None
     statistics = figures.statistics(windows, along, seed=seed)
+    alone = "one window says nothing about the spread between windows" if len(samples) == 1 else None
     return AxisResult(
         axis="kld",
-        status="ok",
+        status="low-confidence" if alone else "ok",
         score=estimate.score(LINK, *columns),
+        reason=alone,
         link=LINK,
         unit=UNIT,
         protocol=protocol,
@@ -51,7 +57,7 @@ def kld_result(
         series=figures.series(windows, deep, along),
         samples=samples,
         warnings=(*notes, *lost),
-        findings=tuple(_growth(statistics["mean_kl_nats"], deep)),
+        findings=(*_distance(windows), *_growth(statistics["mean_kl_nats"], deep)),
     )
 
 
@@ -76,7 +82,29 @@ def _problem(windows: Measured, deep: Measured, trajectories: Measured) -> str |
                 f"the candidate's divergence is not finite at {measured.candidate_not_finite} of {measured.positions} "
                 f"{where} where the reference is finite"
             )
+        if negative := _negative(measured.column("kl"), where):
+            return negative
     return None
+
+
+def _negative(kl: F64, where: str) -> str | None:
+    """What cannot be a divergence: below 0 by more than rounding."""
+    if not len(kl) or (kl.min() >= LOWEST_KL and kl.mean() >= LOWEST_MEAN_KL):
+        return None
+    count = int((kl < 0.0).sum())
+    return f"KL is below 0 at {count} of {len(kl)} {where}, down to {kl.min():.3g} nats, which no divergence can be"
+
+
+def _distance(windows: Measured) -> Iterator[str]:
+    """Sentences on a KL too large for a PASS, and on a perplexity that hides it."""
+    mean, delta = windows.column("kl").mean(), windows.column("token_nll_delta").mean()
+    if mean < APART:
+        return
+    flips = 1.0 - windows.column("same_top").mean()
+    yield f"next-token distributions are {mean:.3g} nats apart; the most probable token is another at {flips:.0%}"
+    if delta < 0.0:
+        change = -math.expm1(delta)
+        yield f"the candidate's perplexity is {change:.0%} lower than the reference's, which is no merit: see the KL"
 
 
 def _missing(measured: Measured, noun: str) -> tuple[str, ...]:

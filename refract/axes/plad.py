@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from refract.axes.anchors import plan_anchors
+from refract.axes.anchors import choose_evenly, plan_anchors
 from refract.axes.base import Answers, PlanContext
 from refract.axes.perturbations import PERTURBATIONS
 from refract.axes.plad_result import plad_result
-from refract.axes.variants import Skipped, Variant, choose_evenly, plan_variants
+from refract.axes.variants import Skipped, Variant, plan_variants
 from refract.engine import Capability
 from refract.errors import PromptsError, UsageError
 from refract.results import AxisResult, Json

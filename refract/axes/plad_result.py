@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from refract.axes.answers import reasons, too_many_missing
 from refract.axes.base import Answers
 from refract.axes.continuations import Continuations, Paired, read_pairs
-from refract.axes.degeneration import Pair, constant_answers, findings
+from refract.axes.degeneration import Pair, constant_answers, findings, indifference
 from refract.axes.means import clustered_mean
 from refract.axes.perturbations import PERTURBATIONS
 from refract.axes.variants import Skipped, Variant
 from refract.engine import Tokenizer
-from refract.results import AxisResult, Json, Link, Sample, Statistic, Unit
+from refract.results import AxisResult, Estimate, Json, Link, Sample, Statistic, Unit
 from refract.stats import estimate
 from refract.stats.sequences import edit_distance
 from refract.work import Failure, Generation
 
 LINK: Link = "100*exp(-5*|r|)"
 UNIT: Unit = "prompt"
+OPPOSED = 0.05  # excess drift of either sign, clear of which two perturbations are said to cancel
+NOTABLE = 0.045  # mean excess drift of a score of 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,13 +86,14 @@ def plad_result(
         if v.id in changed.pairs
     ]
     problem = _problem(changed, [_pair(tokenizer, pair) for pair in anchors.pairs.values()])
+    opposed = None if problem else _opposed(drifts)
     samples = tuple(d.sample() for d in drifts)
     columns = [s.numerator for s in samples], [s.denominator for s in samples], [s.cluster for s in samples]
     return AxisResult(
         axis="plad",
-        status="failed" if problem else "ok",
+        status="failed" if problem else "low-confidence" if opposed else "ok",
         score=None if problem else estimate.score(LINK, *columns),
-        reason=problem,
+        reason=problem or opposed,
         link=LINK,
         unit=UNIT,
         protocol="decode",
@@ -98,7 +101,10 @@ def plad_result(
         series={"perturbations": [_row(kind, drifts, skipped) for kind in PERTURBATIONS]},
         samples=samples,
         warnings=(*notes, *(changed.warnings("changed prompts") if not problem else ())),
-        findings=findings([d.pair for d in drifts], what="answers to changed prompts"),
+        findings=(
+            *([opposed] if opposed else _reaction(drifts)),
+            *findings([d.pair for d in drifts], what="answers to changed prompts"),
+        ),
     )
 
 
@@ -112,7 +118,37 @@ def _problem(changed: Paired, anchors: Sequence[Pair]) -> str | None:
         return (
             f"the candidate gives {repeated} of {len(anchors)} prompts one and the same text: its drift means nothing"
         )
-    return None
+    deaf = indifference(anchors, what="answers")
+    return f"{deaf}: its drift means nothing" if deaf else None
+
+
+def _opposed(drifts: Sequence[Drifts]) -> str | None:
+    """Which perturbations the candidate over- and under-reacts to so far that their mean says nothing of either."""
+    excesses = {kind: _excess([d for d in drifts if d.variant.kind == kind]) for kind in PERTURBATIONS}
+    known = {kind: found for kind, found in excesses.items() if isinstance(found, Estimate)}
+    above = [kind for kind, found in known.items() if found.low > OPPOSED]
+    below = [kind for kind, found in known.items() if found.high < -OPPOSED]
+    if not above or not below:
+        return None
+    signs = ", ".join(f"{kind} {known[kind].value:+.2f}" for kind in (*above, *below))
+    return f"the candidate's excess drifts cancel in the mean: {signs}"
+
+
+def _excess(drifts: Sequence[Drifts]) -> Statistic:
+    return clustered_mean([d.excess for d in drifts], [d.variant.anchor.prompt.id for d in drifts], bounds=(-1.0, 1.0))
+
+
+def _reaction(drifts: Sequence[Drifts]) -> list[str]:
+    """A sentence on a mean excess drift that is large and clearly not 0."""
+    found = _excess(drifts)
+    if not isinstance(found, Estimate) or found.low <= 0.0 <= found.high or abs(found.value) < NOTABLE:
+        return []
+    ours, theirs = (sum(getattr(d, side) for d in drifts) / len(drifts) for side in ("candidate", "reference"))
+    more = "more" if found.value > 0.0 else "less"
+    return [
+        f"the candidate reacts {more} than the reference to small changes of a prompt: "
+        f"{ours:.0%} of its tokens change, {theirs:.0%} of the reference's"
+    ]
 
 
 def _without_lost_anchors(variants: Sequence[Variant], changed: Paired, anchors: Paired) -> Paired:
@@ -142,7 +178,7 @@ def _pair(tokenizer: Tokenizer, answers: Continuations) -> Pair:
 def _statistics(drifts: Sequence[Drifts], skipped: Sequence[Skipped], changed: Paired) -> dict[str, Statistic]:
     clusters = [d.variant.anchor.prompt.id for d in drifts]
     return {
-        "mean_excess_drift": clustered_mean([d.excess for d in drifts], clusters, bounds=(-1.0, 1.0)),
+        "mean_excess_drift": _excess(drifts),
         "mean_drift_reference": clustered_mean([d.reference for d in drifts], clusters, bounds=(0.0, 1.0)),
         "mean_drift_candidate": clustered_mean([d.candidate for d in drifts], clusters, bounds=(0.0, 1.0)),
         "prompts": len(set(clusters)),

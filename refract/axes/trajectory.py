@@ -10,7 +10,7 @@ from refract.axes.anchors import Anchors, plan_anchors
 from refract.axes.answers import reasons, too_many_missing
 from refract.axes.base import Answers, PlanContext
 from refract.axes.continuations import Paired, read_pairs
-from refract.axes.degeneration import findings
+from refract.axes.degeneration import constant_reference, findings
 from refract.axes.divergences import category_table, statistics, survival
 from refract.axes.prefixes import NEAR_TIE, Comparison, compare
 from refract.engine import Capability
@@ -73,10 +73,13 @@ class TrajectoryPlan:
             return self._failed(paired, compared)
         samples = tuple(c.sample() for c in compared)
         columns = [s.numerator for s in samples], [s.denominator for s in samples], [s.cluster for s in samples]
+        repeated = constant_reference([c.pair for c in compared])
+        deaf = f"the reference gives one and the same text in {repeated} of {len(compared)} answers: is it broken?"
         return AxisResult(
             axis=Trajectory.name,
-            status="ok",
+            status="low-confidence" if repeated else "ok",
             score=estimate.score(LINK, *columns),
+            reason=deaf if repeated else None,
             link=LINK,
             unit=UNIT,
             protocol="decode",

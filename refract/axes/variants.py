@@ -35,17 +35,6 @@ class Skipped:
     reason: str
 
 
-def choose_evenly(anchors: Sequence[Anchor], limit: int) -> tuple[Anchor, ...]:
-    """At most `limit` anchors, the categories taking turns, in the order of their file."""
-    queues: dict[str, list[Anchor]] = {}
-    for anchor in anchors:
-        queues.setdefault(anchor.prompt.category, []).append(anchor)
-    longest = max(map(len, queues.values()), default=0)
-    turns = [queue[turn] for turn in range(longest) for queue in queues.values() if turn < len(queue)]
-    chosen = {anchor.prompt.id for anchor in turns[:limit]}
-    return tuple(anchor for anchor in anchors if anchor.prompt.id in chosen)
-
-
 def plan_variants(context: PlanContext, anchors: Sequence[Anchor]) -> tuple[tuple[Variant, ...], tuple[Skipped, ...]]:
     """Every perturbation of every anchor, and those that do not apply, fit or change a token."""
     made = [_variant(context, anchor, kind) for anchor in anchors for kind in PERTURBATIONS]

@@ -1,8 +1,8 @@
 """The engines, by name; a backend's modules are imported when it is asked for and not before.
 
 A backend is one entry in `BACKENDS` and one package. Others come from installed distributions that have an entry point
-in the group `refract.backends`. Either names a callable that takes the engine's own options (a mapping of strings) and a
-folder for what the engine may want to keep, and returns an `Engine`.
+in the group `refract.backends`. Either names a callable that takes the engine's own options (a mapping of strings) and
+a folder for what the engine may want to keep, and returns an `Engine`.
 """
 
 from __future__ import annotations

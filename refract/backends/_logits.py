@@ -101,4 +101,5 @@ def token_logprobs(logits: Array, tokens: Sequence[int]) -> npt.NDArray[np.float
     """Log-probabilities (N,) of one given token a row."""
     _, normaliser = _normaliser(logits)
     picked = logits[np.arange(len(tokens)), np.asarray(tokens)].astype(np.float64)
-    return (picked - normaliser).astype(np.float32)
+    found: npt.NDArray[np.float32] = (picked - normaliser).astype(np.float32)
+    return found

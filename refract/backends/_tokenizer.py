@@ -46,7 +46,8 @@ class HFTokenizer:
     def vocab_size(self) -> int:
         """One more than the largest id; a model's output may be wider (padding), which no text uses."""
         added = self.backend.get_added_tokens_decoder()
-        return max(int(self.backend.get_vocab_size(with_added_tokens=True)), *(number + 1 for number in added), 0)
+        ends: list[int] = [self.backend.get_vocab_size(with_added_tokens=True), *(number + 1 for number in added)]
+        return max(ends)
 
     @property
     def has_chat_template(self) -> bool:

@@ -12,6 +12,7 @@ from refract.axes.base import Axis
 from refract.cli import presets
 from refract.cli.parser import suggestion
 from refract.cli.presets import Preset
+from refract.cli.thresholds import Thresholds
 from refract.data.corpus import load_corpus
 from refract.data.models import DEFAULT_MODEL, FETCHABLE, model_path
 from refract.data.prompts import load_prompts
@@ -41,6 +42,8 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         seed=args.seed,
         options=engine_options(args.engine_arg, args.batch),
         measure_floor=args.measure_floor,
+        control=args.control or (presets.CONTROL and not args.no_control),
+        explain=args.explain or (len(args.candidate) == 1 and not args.no_explain),
         required=frozenset(names if args.axes else ()),
     )
 
@@ -97,14 +100,14 @@ def axes(names: Iterable[str], args: argparse.Namespace, preset: Preset) -> tupl
 
 
 def prompts(path: Path | None, preset: Preset) -> PromptSet:
-    """The preset's tier of the prompts, and of the bundled ones no more than its number.
+    """The preset's tier of the prompts, and of the bundled ones its categories and no more than its number.
 
     The bundled file alternates its categories, so its first prompts are a fair sample of all.
     """
     chosen = load_prompts(path).tier(preset.tier)
     if path is not None:
         return chosen
-    kept = chosen.prompts[: preset.prompts]
+    kept = tuple(p for p in chosen.prompts if p.category not in preset.without)[: preset.prompts]
     return replace(chosen, prompts=kept, sha256=content_sha256(kept))
 
 
@@ -126,3 +129,26 @@ def refuse_thresholds(args: argparse.Namespace, names: Sequence[str]) -> None:
         raise UsageError(f"--fail-under needs a composite, and the axis {names[0]} alone gives none", hint=hint)
     if args.fail_over_kld is not None and "kld" not in names:
         raise UsageError("--fail-over-kld needs the axis kld", hint=f"use --axes {','.join(names)},kld")
+
+
+def thresholds(args: argparse.Namespace, candidates: Sequence[KVConfig]) -> Thresholds:
+    """What the candidates must meet.
+
+    Raises: UsageError for a comparator without a margin or a margin without a comparator, and for a comparator that is
+        no candidate of this run, or the only one.
+    """
+    plain = Thresholds(fail_under=args.fail_under, fail_over_kld=args.fail_over_kld)
+    if (args.non_inferior_to is None) != (args.margin is None):
+        lacking, given = ("--margin", "--non-inferior-to") if args.margin is None else ("--non-inferior-to", "--margin")
+        raise UsageError(f"{given} needs {lacking}", hint="for example: --non-inferior-to ctk=q8_0,ctv=q8_0 --margin 2")
+    if args.non_inferior_to is None:
+        return plain
+    comparator = str(kv_config("--non-inferior-to", args.non_inferior_to))
+    names = [str(kv) for kv in candidates]
+    if comparator not in names:
+        hint = f"add --candidate {comparator}"
+        raise UsageError(f"--non-inferior-to: {comparator} is not a candidate of this run", hint=hint)
+    if len(names) < 2:
+        hint = "name what is to be compared with it by another --candidate"
+        raise UsageError(f"--non-inferior-to: {comparator} is the only candidate", hint=hint)
+    return replace(plain, comparator=comparator, margin=args.margin)

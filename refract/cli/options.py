@@ -49,6 +49,14 @@ def score(text: str) -> float:
     return _between(text, 0.0, 100.0)
 
 
+def margin(text: str) -> float:
+    """A loss in points: more than 0, at most 100."""
+    number = _between(text, 0.0, 100.0)
+    if number == 0.0:
+        raise argparse.ArgumentTypeError("expected more than 0: an interval always holds some loss")
+    return number
+
+
 def nats(text: str) -> float:
     """A divergence in nats."""
     return _between(text, 0.0, 1e6)

@@ -9,22 +9,25 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A tier of the prompt set, the first `prompts` of it (None: all), and a number of corpus windows."""
+    """A tier of the prompt set, less the categories in `without`, the first `prompts` of the rest (None: all), and a
+    number of corpus windows."""
 
     tier: str
     chunks: int
     prompts: int | None = None
+    without: tuple[str, ...] = ()
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "quick": Preset(tier="quick", chunks=8),
-        "default": Preset(tier="default", chunks=32),
+        "default": Preset(tier="default", chunks=32, prompts=60, without=("long-context",)),
         "full": Preset(tier="full", chunks=32),
     }
 )
 N_PREDICT = 128
 CTX = 512
 RNIAH_UP_TO = 4096
+CONTROL = False  # whether a run has a control when neither --control nor --no-control is given
 AXES = "trajectory,kld"
 REFERENCE = "ctk=f16,ctv=f16"

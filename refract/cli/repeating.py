@@ -75,6 +75,10 @@ class Repetition:
         """The engine's."""
         return self.engine.describe(model)
 
+    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+        """The engine's."""
+        return self.engine.control_options(options)
+
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """The engine's."""
         return self.engine.load(spec, blobs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refract.cli import presets
-from refract.cli.options import add_cache_dir, key_value, nats, not_negative, output_file, positive, score
+from refract.cli.options import add_cache_dir, key_value, margin, nats, not_negative, output_file, positive, score
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands, Parser
@@ -30,6 +30,7 @@ def add_parser(commands: Commands) -> None:
 def add_run_options(parser: Parser) -> None:
     """Adds everything that says what is run and how it is reported."""
     add_measurement(parser)
+    _add_beside(parser)
     _add_outputs(parser)
 
 
@@ -56,6 +57,19 @@ def _add_subject(parser: Parser) -> None:
     text = f"what is measured, comma-separated (default: {presets.AXES})"
     group.add_argument("--axes", metavar="AXES", help=text)
     group.add_argument("--measure-floor", action="store_true", help="also measure the reference against itself")
+
+
+def _add_beside(parser: Parser) -> None:
+    """Adds what may be run beside the candidates."""
+    group = parser.add_argument_group("beside the candidates")
+    control, explain = group.add_mutually_exclusive_group(), group.add_mutually_exclusive_group()
+    usual = "default" if presets.CONTROL else "off unless asked for"
+    text = f"run each configuration once more under a harmless change of the engine, to tell loss from noise ({usual})"
+    control.add_argument("--control", action="store_true", help=text)
+    control.add_argument("--no-control", action="store_true", help="leave the control out")
+    text = "run the keys and the values of a candidate below PASS alone (default for one candidate)"
+    explain.add_argument("--explain", action="store_true", help=text)
+    explain.add_argument("--no-explain", action="store_true", help="never say which side carries the loss")
 
 
 def _add_work(parser: Parser) -> None:
@@ -106,6 +120,10 @@ def _add_outputs(parser: Parser) -> None:
     group.add_argument("--fail-under", type=score, metavar="SCORE", help=text)
     text = "exit with 10 when a candidate's mean KL divergence is above this, or unknown"
     group.add_argument("--fail-over-kld", type=nats, metavar="NATS", help=text)
+    text = "exit with 10 when another candidate is not shown to lose less than --margin against this candidate"
+    group.add_argument("--non-inferior-to", metavar="KV", help=text)
+    text = "the loss in points of score that --non-inferior-to must rule out"
+    group.add_argument("--margin", type=margin, metavar="POINTS", help=text)
     add_progress(group)
 
 

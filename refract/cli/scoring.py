@@ -25,6 +25,7 @@ def score(args: argparse.Namespace, *, allow_load: bool = True) -> int:
     """Measures, or only scores again, and reports; returns 0, or 10 when a threshold is missed."""
     check_report_outputs(args)
     spec = inputs.run_spec(args)
+    thresholds = inputs.thresholds(args, spec.candidates)
     cache = cache_folder(args.cache_dir)
     spec = replace(spec, model=inputs.model_place(spec.model, cache))
     engine = load_engine(args.backend, spec.options, cache)
@@ -32,7 +33,7 @@ def score(args: argparse.Namespace, *, allow_load: bool = True) -> int:
         result = run(spec, engine, store, progress=progress, allow_load=allow_load)
     report = build_report(result, spec, ["refract", *args.words])
     write_report(report, args, text=args.json_out != STDOUT)
-    lines = missed(report, fail_under=args.fail_under, fail_over_kld=args.fail_over_kld)
+    lines = missed(report, thresholds)
     for line in lines:
         say(line)
     return MISSED if lines else 0

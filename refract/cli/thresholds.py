@@ -1,20 +1,39 @@
-"""The gates of `refract score`: whether every candidate meets --fail-under and --fail-over-kld."""
+"""The gates of `refract score`: whether every candidate meets the thresholds it was asked to meet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from refract.results import CandidateResult, Estimate, Report
+from refract.report.ranking import difference, ok_axes
+from refract.report.words import interval
+from refract.results import CandidateResult, Report
+from refract.stats.paired import non_inferior
 
 MISSED = 10
 
 
-def missed(report: Report, *, fail_under: float | None, fail_over_kld: float | None) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What candidates must meet; None asks for nothing. `comparator` is a candidate's canonical KV text."""
+
+    fail_under: float | None = None  # composite, points
+    fail_over_kld: float | None = None  # mean KL divergence, nats
+    comparator: str | None = None
+    margin: float = 0.0  # the loss against the comparator that is to be ruled out, points
+
+
+def missed(report: Report, thresholds: Thresholds) -> list[str]:
     """One line for each threshold a candidate misses; what was not measured does not pass."""
+    rival = next((c for c in report.candidates if c.kv == thresholds.comparator), None)
     return [
         line
         for candidate in report.candidates
-        for line in (*_under(candidate, fail_under), *_over(candidate, fail_over_kld))
+        for line in (
+            *_under(candidate, thresholds.fail_under),
+            *_over(candidate, thresholds.fail_over_kld),
+            *_inferior(candidate, rival, thresholds.margin),
+        )
     ]
 
 
@@ -31,17 +50,29 @@ def _under(candidate: CandidateResult, limit: float | None) -> Iterator[str]:
 def _over(candidate: CandidateResult, limit: float | None) -> Iterator[str]:
     if limit is None:
         return
-    mean = mean_kl(candidate)
+    mean = candidate.mean_kl_nats
     if mean is None:
         yield f"{candidate.kv}: no mean KL divergence to compare with --fail-over-kld {limit:g}"
     elif mean > limit:
         yield f"{candidate.kv}: a mean KL divergence of {mean:.4g} nats is above --fail-over-kld {limit:g}"
 
 
-def mean_kl(candidate: CandidateResult) -> float | None:
-    """The candidate's mean KL divergence over the corpus in nats, where it was measured."""
-    for axis in candidate.axes:
-        if axis.axis == "kld" and axis.status == "ok":
-            value = axis.statistics.get("mean_kl_nats")
-            return value.value if isinstance(value, Estimate) else value
-    return None
+def _inferior(candidate: CandidateResult, rival: CandidateResult | None, margin: float) -> Iterator[str]:
+    """Why the candidate is not shown to lose less than `margin` points against the rival, if it is not."""
+    if rival is None or candidate is rival:
+        return
+    axes = ok_axes(rival)
+    if set(ok_axes(candidate)) != set(axes) or not axes:
+        mine, theirs = (", ".join(ok_axes(side)) or "none" for side in (candidate, rival))
+        yield f"{candidate.kv}: cannot be compared with {rival.kv}: axes that are ok: {mine}; of the other: {theirs}"
+        return
+    try:
+        found = difference(candidate, rival, axes)
+    except ValueError as error:
+        yield f"{candidate.kv}: cannot be compared with {rival.kv}: {error}"
+        return
+    if not non_inferior(found, margin):
+        yield (
+            f"{candidate.kv}: not shown non-inferior to {rival.kv}: {found.value:+.1f} {interval(found)} points"
+            f" do not rule out a loss of the margin, {margin:g}"
+        )

@@ -8,8 +8,9 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from refract.data.promptset import TIERS, Message, Prompt
+from refract.data.promptset import TIERS, Prompt
 from refract.errors import PromptsError
+from refract.work import Message
 
 ROLES = ("system", "user", "assistant")
 

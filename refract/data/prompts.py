@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from refract.data.prompt_lines import parse_prompts
-from refract.data.promptset import TIERS, Message, Prompt, PromptSet, content_sha256
+from refract.data.promptset import TIERS, Prompt, PromptSet, content_sha256
 from refract.data.shipped import shipped
 from refract.data.textfile import read_text
 from refract.errors import PromptsError
+from refract.work import Message
 
 __all__ = ["BUNDLED_NAME", "TIERS", "Message", "Prompt", "PromptSet", "load_prompts"]
 

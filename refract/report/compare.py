@@ -113,7 +113,8 @@ def _group(members: Sequence[tuple[str, Report]]) -> Group:
         for label, candidate in zip(names, report.candidates, strict=True):
             labelled.append(replace(candidate, kv=f"{name}: {label}" if len(members) > 1 else label))
             sizes[labelled[-1].kv] = report.reference.effective.bytes_per_token
-    ranking = rank(labelled)
+    controls = [report.control for _, report in members if report.control is not None]
+    ranking = rank(labelled, max(controls, key=lambda control: control.mean_kl_nats or 0.0, default=None))
     return Group(
         methodology=first.methodology.id,
         model=first.model.name,

@@ -25,6 +25,7 @@ from refract.results import (
     Provenance,
     Report,
     Sample,
+    SelfNoise,
     Status,
     Unit,
 )
@@ -221,6 +222,13 @@ FIELDS: Mapping[type, Mapping[str, Decoder]] = {
         "composite": record(Composite),
         "axes": listed(record(AxisResult)),
         "findings": listed(text),
+        "control": optional(record(SelfNoise)),
+    },
+    SelfNoise: {
+        "change": text,
+        "mean_kl_nats": statistic,
+        "top1_agreement": statistic,
+        "positions": integer,
     },
     Methodology: {
         "id": text,
@@ -248,6 +256,7 @@ FIELDS: Mapping[type, Mapping[str, Decoder]] = {
         "candidates": listed(record(CandidateResult)),
         "findings": listed(text),
         "floor": optional(record(CandidateResult)),
+        "control": optional(record(CandidateResult)),
         "provenance": record(Provenance),
     },
 }

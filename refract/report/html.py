@@ -25,9 +25,9 @@ def to_html(report: Report) -> str:
     and no connection at all.
     """
     from refract.report.charts import score_scale
-    from refract.report.pages import candidate_view, comparison_chart
+    from refract.report.pages import candidate_view, comparison_chart, control_view
 
-    ranking = rank(report.candidates)
+    ranking = rank(report.candidates, report.control)
     views = [candidate_view(row.candidate, i, report) for i, row in enumerate(ranking.rows, start=1)]
     style, script = _part("report.css"), _part("report.js")
     reference = report.reference.effective
@@ -42,6 +42,7 @@ def to_html(report: Report) -> str:
         size_chart=comparison_chart(ranking, reference.bytes_per_token),
         scale=score_scale(),
         findings=[line(text) for text in report.findings],
+        control=control_view(report),
         provenance=[(name, line(value)) for name, value in provenance_rows(report)],
         style=style,
         script=script,

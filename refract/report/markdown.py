@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from refract.report.compare import Change, Comparison
 from refract.report.compare_text import against_cells, change_cells, changes_verdict
+from refract.report.noise import COLUMNS, control_note, control_rows, control_summary, control_title
 from refract.report.plain import line
 from refract.report.ranking import Ranking, rank, ranking_note
 from refract.report.text import provenance_rows
 from refract.report.text_tables import key_statistics
-from refract.report.words import STATUS_WORDS, counted, interval, verdict
+from refract.report.words import STATUS_WORDS, counted, halving_words, interval, verdict
 from refract.results import CandidateResult, Report
 
 LONGEST = 500
@@ -26,7 +27,7 @@ def safe(text: str) -> str:
 
 def to_markdown(report: Report) -> str:
     """The report as GitHub Markdown: ranking of several candidates, then verdict, axes and findings of each."""
-    ranking = rank(report.candidates)
+    ranking = rank(report.candidates, report.control)
     return _joined(_report(report, ranking))
 
 
@@ -49,6 +50,10 @@ def _report(report: Report, ranking: Ranking) -> Iterator[str]:
         yield from _ranking(ranking, {row.candidate.kv: theirs for row in ranking.rows})
     for row in ranking.rows:
         yield from _candidate(row.candidate, report)
+    if report.control is not None:
+        yield f"**{safe(control_title(report.control))}**: {safe(control_summary(report.control))}"
+        yield table(COLUMNS, control_rows(report), right=(1, 2, 3))
+        yield safe(control_note(report))
     if report.findings:
         yield _bullets("Findings", report.findings)
     rows = table(("", ""), provenance_rows(report))
@@ -67,6 +72,7 @@ def _ranking(ranking: Ranking, sizes: dict[str, float]) -> Iterator[str]:
 def _candidate(candidate: CandidateResult, report: Report) -> Iterator[str]:
     head, *rest = verdict(candidate, report.reference.effective)
     yield "  ".join((f"**{safe(head)}**", *map(safe, rest)))
+    yield safe(halving_words(candidate))
     rows = []
     for axis in candidate.axes:
         score = axis.score

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from refract.report.charts import Spot, position_chart, score_bar, size_chart, survival_chart, tail_chart
 from refract.report.grids import Grid, Heatmap, heatmap, sample_grid, series_grids
+from refract.report.noise import COLUMNS, control_note, control_rows, control_summary, control_title
 from refract.report.plain import line
 from refract.report.prompts import PromptView, prompt_views
 from refract.report.ranking import Ranking, axis_of, pareto
@@ -19,6 +20,7 @@ from refract.report.words import (
     band_words,
     bands,
     counted,
+    halving_words,
     interval,
     label_of,
     size_words,
@@ -45,6 +47,7 @@ class AxisView:
     reason: str
     measured: str
     floor: str
+    control: str
     protocol: str
     statistics: tuple[tuple[str, str], ...]
     charts: tuple[tuple[str, Markup], ...]
@@ -52,6 +55,17 @@ class AxisView:
     grids: tuple[Grid, ...]
     samples: Grid | None
     notes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlView:
+    """The control's section: a table of all configurations, and what to make of it."""
+
+    title: str
+    summary: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +83,7 @@ class CandidateView:
     reason: str
     size: str
     chances: tuple[tuple[str, str], ...]
+    halving: str
     axes: tuple[AxisView, ...]
     findings: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -94,8 +109,9 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
         reason=line(composite.reason or ""),
         size="" if (size := size_words(candidate.effective, report.reference.effective)) is None else f"{size} KV",
         chances=tuple((band, f"{p:.0%}") for band, p in composite.band_probability.items() if p >= 0.005),
+        halving=halving_words(candidate),
         axes=tuple(
-            axis_view(axis, name, report.floor)
+            axis_view(axis, name, report)
             for axis, name in zip(
                 candidate.axes, anchors(f"{anchor}-axis-", [a.axis for a in candidate.axes]), strict=True
             )
@@ -104,6 +120,19 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
         warnings=tuple(_said(candidate.axes, "warnings")),
         prompts=tuple(zip(anchors(f"{anchor}-", [p.id for p in prompts]), prompts, strict=True)),
         categories=tuple(sorted({p.category for p in prompts if p.category})),
+    )
+
+
+def control_view(report: Report) -> ControlView | None:
+    """The view of the control, if the report has one."""
+    if report.control is None:
+        return None
+    return ControlView(
+        title=line(control_title(report.control)),
+        summary=line(control_summary(report.control)),
+        note=line(control_note(report)),
+        columns=COLUMNS,
+        rows=tuple(tuple(map(line, row)) for row in control_rows(report)),
     )
 
 
@@ -131,10 +160,10 @@ def anchors(prefix: str, names: Sequence[str]) -> list[str]:
     return found
 
 
-def axis_view(axis: AxisResult, anchor: str, floor: CandidateResult | None) -> AxisView:
+def axis_view(axis: AxisResult, anchor: str, report: Report) -> AxisView:
     """The view of one axis, which the page knows as `anchor`."""
-    beside = axis_of(floor, axis.axis) if floor else None
-    floor_score = beside.score if beside else None
+    beside, changed = (axis_of(side, axis.axis) if side else None for side in (report.floor, report.control))
+    floor_score, control_score = (side.score if side else None for side in (beside, changed))
     score = axis.score
     return AxisView(
         anchor=anchor,
@@ -148,6 +177,7 @@ def axis_view(axis: AxisResult, anchor: str, floor: CandidateResult | None) -> A
         reason=line(axis.reason or ""),
         measured="" if score is None else counted(score.n, score.clusters, axis.unit),
         floor="" if floor_score is None else f"{floor_score.value:.1f}",
+        control="" if control_score is None else f"{control_score.value:.1f}",
         protocol=line(", ".join(filter(None, (axis.protocol, axis.estimator, score.method if score else "")))),
         statistics=tuple(_statistics(axis)),
         charts=tuple(_charts(axis, beside)),

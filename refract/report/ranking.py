@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from refract.report.words import bands
-from refract.results import AxisResult, Band, CandidateResult, Composite, Estimate
+from refract.results import AxisResult, Band, CandidateResult, Composite, Estimate, within_noise
 from refract.stats.composite import composite, composite_difference
 from refract.stats.paired import paired_score_difference, tie_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A candidate's place; `rank` is None where an axis of the ranking was not measured.
+    """A candidate's place; `rank` is None where an axis of the ranking was not measured, and within kernel noise.
 
     `score` and `bands` are over the axes of the ranking. `tied` says that the rank is shared; `pareto` that no other
-    ranked candidate is as small and as close.
+    ranked candidate is as small and as close; `noise` that the candidate cannot be told from the control.
     """
 
     candidate: CandidateResult
@@ -27,6 +27,7 @@ class Ranked:
     bands: tuple[Band, ...] = ()
     tied: bool = False
     pareto: bool = False
+    noise: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ def axis_of(candidate: CandidateResult, name: str) -> AxisResult | None:
     return next((axis for axis in candidate.axes if axis.axis == name), None)
 
 
-def rank(candidates: Sequence[CandidateResult]) -> Ranking:
-    """The candidates ranked by their score on the axes they share."""
+def rank(candidates: Sequence[CandidateResult], control: CandidateResult | None = None) -> Ranking:
+    """The candidates ranked by their score on the axes they share; those within the control's noise get no rank."""
     basis = common_axes(candidates)
     scored = {i: score for i, c in enumerate(candidates) if (score := score_on(c, basis)) is not None}
     groups = tie_groups(
@@ -62,14 +63,16 @@ def rank(candidates: Sequence[CandidateResult]) -> Ranking:
     for group in groups:
         place = len(rows) + 1
         for i in map(int, group):
+            noise = within_noise(candidates[i], control)
             rows.append(
                 Ranked(
                     candidate=candidates[i],
                     score=scored[i],
-                    rank=place,
+                    rank=None if noise else place,
                     bands=tuple(bands(composite_on(candidates[i], basis))),
-                    tied=len(group) > 1,
+                    tied=len(group) > 1 and not noise,
                     pareto=i in on_front,
+                    noise=noise,
                 )
             )
     rest = (Ranked(candidate=c, score=None, rank=None) for i, c in enumerate(candidates) if i not in scored)
@@ -83,7 +86,9 @@ def ranking_note(ranking: Ranking) -> str:
         notes.append("= shares its rank: the paired interval of the difference holds 0.")
     if any(row.pareto for row in ranking.rows):
         notes.append("* on the Pareto front: no other is as small and as close.")
-    if any(row.rank is None for row in ranking.rows):
+    if any(row.noise for row in ranking.rows):
+        notes.append("– with a score: not distinguishable from kernel noise.")
+    if any(row.rank is None and not row.noise for row in ranking.rows):
         notes.append("Without a rank: an axis of the ranking has no score.")
     return " ".join(notes)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from refract.report.noise import COLUMNS, control_note, control_rows, control_summary, control_title
 from refract.report.ranking import Ranked, axis_of, rank
-from refract.report.words import band_words, effective_words, verdict
+from refract.report.words import band_words, effective_words, halving_words, verdict
 from refract.results import CandidateResult, Provenance, Report
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def printed(blocks: Iterator[RenderableType], width: int, *, color: bool) -> str
 def _blocks(report: Report, pen: Pen) -> Iterator[RenderableType]:
     from refract.report.text_tables import ranking_table
 
-    ranking = rank(report.candidates)
+    ranking = rank(report.candidates, report.control)
     if not ranking.rows:
         yield pen.text("no candidate was measured", "bold")
     if len(ranking.rows) > 1:
@@ -66,6 +67,9 @@ def _blocks(report: Report, pen: Pen) -> Iterator[RenderableType]:
         yield ""
     if report.floor is not None:
         yield from _floor(report.floor, pen)
+        yield ""
+    if report.control is not None:
+        yield from _control(report, report.control, pen)
         yield ""
     if report.findings:
         yield from _sentences("Findings", report.findings, pen)
@@ -79,11 +83,13 @@ def _candidate(row: Ranked, report: Report, pen: Pen) -> Iterator[RenderableType
 
     candidate = row.candidate
     yield pen.flow(verdict(candidate, report.reference.effective), band_style(candidate.composite))
+    if halving := halving_words(candidate):
+        yield pen.text(halving, "dim")
     if not candidate.axes:
         yield pen.text("no axis was measured")
         return
     yield ""
-    yield axis_table(candidate, report.floor, pen)
+    yield axis_table(candidate, _beside(report), pen)
     for axis in candidate.axes:
         if axis.reason:
             yield pen.text(f"{axis.axis}: {'no score: ' if axis.score is None else ''}{axis.reason}")
@@ -116,6 +122,23 @@ def _floor(floor: CandidateResult, pen: Pen) -> Iterator[RenderableType]:
             yield pen.text(f"  {axis.axis}: no score: {axis.reason}")
     if kld is not None and kld.score is not None and kld.score.value < 100.0:
         yield pen.text(f"  kld {kld.score.value:.2f}: what the engine's own noise costs", "dim")
+
+
+def _beside(report: Report) -> tuple[str, CandidateResult] | None:
+    """What stands beside every score, and its name: the control, or else the floor."""
+    if report.control is not None:
+        return "control", report.control
+    return None if report.floor is None else ("floor", report.floor)
+
+
+def _control(report: Report, control: CandidateResult, pen: Pen) -> Iterator[RenderableType]:
+    from refract.report.text_tables import table
+
+    yield pen.text(control_title(control), "bold")
+    yield pen.text(f"  {control_summary(control)}", "dim")
+    columns = [f"{'<' if i == 0 else '>'}{name}" for i, name in enumerate(COLUMNS)]
+    yield table(pen, columns, [[pen.text(cell) for cell in row] for row in control_rows(report)])
+    yield pen.text(control_note(report), "dim")
 
 
 def _provenance(report: Report, pen: Pen) -> Iterator[RenderableType]:

@@ -76,12 +76,16 @@ def ranked_cells(row: Ranked, reference_bytes: float) -> tuple[str, str, str, st
     return row.candidate.kv, place, score, band, size
 
 
-def axis_table(candidate: CandidateResult, floor: CandidateResult | None, pen: Pen) -> Table:
-    """One row for each axis: score and interval, both drawn, status, what was measured, and the floor's score."""
+def axis_table(candidate: CandidateResult, beside: tuple[str, CandidateResult] | None, pen: Pen) -> Table:
+    """One row for each axis: score and interval, both drawn, status, what was measured, and the score `beside` it.
+
+    `beside` is a result with its column's name; narrow reports leave it out.
+    """
     narrow = pen.width < 80
-    floor = None if narrow else floor
-    rows = [_axis_cells(axis, floor, narrow=narrow) for axis in candidate.axes]
-    headers = ["<axis", "<score!", "<status", "<n/clusters" if narrow else "<measured", *([">floor!"] if floor else ())]
+    named, other = (None, None) if beside is None or narrow else beside
+    rows = [_axis_cells(axis, other, narrow=narrow) for axis in candidate.axes]
+    headers = ["<axis", "<score!", "<status", "<n/clusters" if narrow else "<measured"]
+    headers += [] if named is None else [f">{named}!"]
     shown = [[header.strip("<>!") for header in headers], *rows]
     taken = sum(2 + max(pen.text(row[i]).cell_len for row in shown) for i in range(len(headers)))
     cells = min(BAR_CELLS[1], max(BAR_CELLS[0], pen.width - taken))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from refract.results import BAND_FLOORS, Band, CandidateResult, Composite, Estimate, Statistic, Status
+from refract.stats.composite import samples_needed
 from refract.work import EffectiveKV
 
 Kind = Literal["plain", "score", "nats", "share", "count", "rate", "perplexity"]
@@ -187,6 +188,27 @@ def verdict(candidate: CandidateResult, reference: EffectiveKV) -> tuple[str, ..
     if composite.score is None:
         return (head, f"({composite.reason})", *tail)
     return (head, f"{composite.score.value:.1f} {interval(composite.score)}", composite.name, *tail)
+
+
+def halving_words(candidate: CandidateResult) -> str:
+    """How much would have to be measured to halve the composite's interval; empty where that cannot be said."""
+    score = candidate.composite.score
+    if score is None or score.method == "one-cluster" or not (quarter := (score.high - score.low) / 4.0) > 0.0:
+        return ""
+    now: dict[str, int] = {}
+    for axis in candidate.axes:
+        if axis.axis in candidate.composite.axes and axis.score is not None:
+            now[axis.unit] = max(now.get(axis.unit, 0), axis.score.clusters)
+    if not now:
+        return ""
+    needed = {unit: samples_needed(replace(score, n=count, clusters=count), quarter) for unit, count in now.items()}
+    wanted = _listed([f"{count:,} {UNIT_WORDS.get(unit, unit)}" for unit, count in needed.items()])
+    had = _listed([f"{count:,}" for count in now.values()])
+    return f"About {wanted} would halve this interval (now {had})."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def effective_words(effective: EffectiveKV) -> str:

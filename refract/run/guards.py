@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from refract.axes.base import Answers
-from refract.kv import KVConfig
+from refract.formats import FORMATS
+from refract.kv import Format, KVConfig
 from refract.results import AxisResult
 from refract.run.codec import encode
 from refract.work import (
@@ -21,8 +22,16 @@ from refract.work import (
     Generate,
     Generation,
     Request,
+    ScoreTokens,
     TokenScores,
 )
+
+
+UNCOMPRESSED = frozenset(name for name in FORMATS if not Format(name=name).compressed)
+IDLE_SHARE = 0.1  # of the texts of one protocol may show no divergence at all
+TELLING_POSITIONS = 16  # of a text: at fewer, a sure model may round to the same float32 under any cache
+TELLING_KL = 1e-3  # nats; below it two protocols may differ by rounding alone
+PROTOCOL_FACTOR = 100.0  # two protocols over like text differ by a few times, not by this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +50,8 @@ def must_differ(reference: Measured, candidate: Measured) -> bool:
 
 def never_acted(reference: Measured, candidate: Measured) -> str | None:
     """Why a candidate that must differ from the reference cannot have acted at all; None when it did."""
-    effective, formats = candidate.effective, (candidate.kv.k, candidate.kv.v)
-    if effective.layers_compressed == 0 and any(side.compressed for side in formats):
-        return f"the engine compressed none of {effective.layers} layers (it stores {effective.k}/{effective.v})"
+    if reason := not_as_asked(reference, candidate):
+        return reason
     evidence = list(_differences(reference.answers, candidate.answers))
     if evidence and not any(evidence):
         return (
@@ -53,20 +61,89 @@ def never_acted(reference: Measured, candidate: Measured) -> str | None:
     return None
 
 
+def not_as_asked(reference: Measured, candidate: Measured) -> str | None:
+    """What of a candidate's cache the engine left uncompressed by its own account; None when it did as asked."""
+    kv, effective = candidate.kv, candidate.effective
+    asked = compressed_layers(kv, effective.layers)
+    if effective.layers_compressed == 0 and (kv.k.compressed or kv.v.compressed):
+        return f"the engine compressed none of {effective.layers} layers (it stores {effective.k}/{effective.v})"
+    if effective.layers_compressed < asked:
+        found = f"the engine compressed {effective.layers_compressed} of {effective.layers} layers"
+        return f"{found}, {asked} were asked for: the rest flatters every score"
+    for side, wanted, found, boundary in zip("KV", (kv.k, kv.v), (effective.k, effective.v), kv.boundary, strict=True):
+        if wanted.compressed and not boundary and found in UNCOMPRESSED:
+            return f"{side} was asked for as {wanted}, the engine stores {found}"
+    own, other = effective.bytes_per_token, reference.effective.bytes_per_token
+    if asked and reference.kv.is_reference_like and own >= other > 0.0:
+        return f"the engine allocates {own:,.0f} bytes a token for {kv}, no fewer than the reference's {other:,.0f}"
+    return None
+
+
+def compressed_layers(kv: KVConfig, layers: int) -> int:
+    """In how many of so many layers a side is to take fewer than 16 bits a value."""
+    boundary = tuple(Format(name=name).compressed for name in kv.boundary_types)
+    sides = list(zip((kv.k.compressed, kv.v.compressed), boundary, kv.boundary, strict=True))
+    distances = [min(layer, layers - 1 - layer) for layer in range(layers)]
+    return sum(any(edge if far < reach else inner for inner, edge, reach in sides) for far in distances)
+
+
 def never_read(requests: Sequence[Request], answers: Answers) -> str | None:
     """Why one axis of a lossy candidate saw nothing of its cache, though others may have: exact zeros in one protocol.
 
-    An engine whose prefill attends to the raw keys of the current chunk gives KL 0 in prefill protocol for any format.
+    An engine whose prefill attends to the raw keys of the current chunk gives KL 0 in prefill protocol for any format,
+    or next to 0 where its kernels round otherwise; one that compresses from some depth on gives KL 0 before it.
     """
-    seen: dict[str, list[bool]] = {}
+    seen: dict[str, list[Divergence]] = {}
     for request in requests:
         answer = answers.get(request)
         if isinstance(request, CompareBase) and isinstance(answer, Divergence):
-            seen.setdefault(request.protocol, []).append(_diverges(answer))
-    for protocol, differences in seen.items():
-        if not any(differences):
+            seen.setdefault(request.protocol, []).append(answer)
+    for protocol, found in seen.items():
+        if not any(map(_diverges, found)):
             return f"every divergence in {protocol} protocol is exactly 0: that pass never read the compressed cache"
+    return _partly_read(seen) or _next_to_nothing(seen)
+
+
+def _partly_read(seen: Mapping[str, Sequence[Divergence]]) -> str | None:
+    for protocol, found in seen.items():
+        long = [answer for answer in found if len(answer) >= TELLING_POSITIONS]
+        idle = sum(not _diverges(answer) for answer in long)
+        if idle > IDLE_SHARE * len(long):
+            return (
+                f"in {idle} of {len(long)} texts every divergence in {protocol} protocol is exactly 0: "
+                "the compressed cache was not read there"
+            )
     return None
+
+
+def _next_to_nothing(seen: Mapping[str, Sequence[Divergence]]) -> str | None:
+    """Which protocol sees so much less than the other that it can only have seen rounding."""
+    means = {protocol: float(np.mean(np.concatenate([a.kl for a in found]))) for protocol, found in seen.items()}
+    if len(means) < 2 or not np.all(np.isfinite(list(means.values()))):
+        return None
+    low, high = sorted(means, key=lambda protocol: means[protocol])
+    if means[high] < TELLING_KL or means[low] * PROTOCOL_FACTOR >= means[high]:
+        return None
+    return (
+        f"mean KL is {means[low]:.2g} nats in {low} protocol and {means[high]:.2g} in {high} protocol: "
+        "the former hardly read the compressed cache"
+    )
+
+
+def same_numbers(requests: Sequence[Request], reference: Answers, candidate: Answers) -> str | None:
+    """Why one axis of a lossy candidate saw the reference's own cache, though others did not: equal log-probabilities.
+
+    None where answers came without numbers, or too few of them to tell.
+    """
+    asked = {request: candidate[request] for request in requests if isinstance(request, Generate | ScoreTokens)}
+    known = [numbers for answer in asked.values() if (numbers := _numbers(answer)) is not None]
+    differences = list(_differences(reference, asked))
+    if sum(numbers.size for numbers in known) < TELLING_POSITIONS or not differences or any(differences):
+        return None
+    return (
+        "all log-probabilities of its texts equal the reference's bit for bit, "
+        "which no lossy format can: the compressed cache was not read"
+    )
 
 
 def as_not_exercised(result: AxisResult, reason: str) -> AxisResult:

@@ -42,6 +42,8 @@ def build_report(result: RunResult, spec: RunSpec, command: str | Sequence[str])
         reference=Configuration(kv=result.reference.kv, effective=_effective(result.reference.effective, who)),
         candidates=tuple(_candidate(candidate, who) for candidate in result.candidates),
         floor=None if result.floor is None else _candidate(result.floor, who),
+        control=None if result.control is None else _candidate(result.control, who),
+        findings=_texts(result.findings, who),
         provenance=Provenance(
             command=scrub(text, who),
             refract=refract.__version__,

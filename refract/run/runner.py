@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from refract.engine import Engine
 from refract.results import CandidateResult, Configuration, Json, ModelInfo
+from refract.run.control import (
+    CONTROL,
+    Control,
+    control_phase,
+    controlled,
+    own_phase,
+    plan_control,
+    reference_noise,
+    windows_only,
+)
+from refract.run.explain import explain, worth_explaining
 from refract.run.guards import Measured
 from refract.run.prepare import Prepared, Side, prepare
 from refract.run.progress import Progress, RunEnded, RunStarted, silent
@@ -31,6 +42,8 @@ class RunResult:
     reference: Configuration
     candidates: tuple[CandidateResult, ...]
     floor: CandidateResult | None
+    control: CandidateResult | None
+    findings: tuple[str, ...]
     parameters: Mapping[str, Mapping[str, Json]]
     loads: int
     answers: Mapping[str, int]
@@ -41,6 +54,8 @@ def run(
     spec: RunSpec, engine: Engine, store: Store, *, progress: Progress = silent, allow_load: bool = True
 ) -> RunResult:
     """The scores of every candidate, from stored answers where there are any, with at most one load a configuration.
+
+    With a control each configuration costs a second load, and one for each side of a candidate that is explained.
 
     Answers are stored as they come: after an exception, Ctrl-C or `kill -9` the same call continues. With `allow_load`
     false nothing is computed, which is what `refract rescore` needs.
@@ -62,20 +77,24 @@ class _Run:
         self.spec, self.engine, self.store, self.progress = spec, engine, store, progress
         self.allow_load = allow_load
         self.tally = Tally()
+        self.control: Control | None = None
         self.seconds: dict[str, float] = {}
 
     def run(self) -> RunResult:
         started = perf_counter()
         prepared = prepare(self.spec, self.engine)
-        names = [REFERENCE, *([FLOOR] if self.spec.measure_floor else []), *(side.name for side in prepared.candidates)]
-        self.progress(RunStarted(phases=tuple(names)))
+        self.control = plan_control(self.engine, prepared, self._answering) if self.spec.control else None
+        self.progress(RunStarted(phases=tuple(self._phases(prepared))))
         reference, floor = self._reference(prepared)
         if floor is not None:
             check_floor(score_candidate(self.spec, prepared, reference, floor), self.spec.floor_minimum)
+        changed = None if self.control is None else self._changed_reference(self.control, prepared, reference)
         candidates = [self._candidate(prepared, side, reference) for side in prepared.candidates]
         scoring = perf_counter()
         scores = score_run(self.spec, prepared, reference, candidates, floor)
+        own, found = self._controlled(prepared, reference, changed, scores.candidates)
         self.seconds["scoring"] = perf_counter() - scoring
+        found = self._explained(prepared, reference, found)
         self.seconds["total"] = perf_counter() - started
         self.progress(
             RunEnded(
@@ -88,8 +107,10 @@ class _Run:
         return RunResult(
             model=self._model(prepared.reference),
             reference=Configuration(kv=prepared.reference.name, effective=reference.effective),
-            candidates=scores.candidates,
+            candidates=found,
             floor=scores.floor,
+            control=own,
+            findings=self._findings(),
             parameters={name: dict(plan.parameters) for name, plan in prepared.plans.items()},
             loads=self.tally.loads,
             answers={"stored": self.tally.stored, "computed": self.tally.computed},
@@ -118,8 +139,74 @@ class _Run:
         with self._answering(side) as session:
             answers = session.answer(prepared.candidate_requests(reference.answers), phase=side.name, salt=salt)
             effective = session.effective(side.name)
+            if self.control is not None:
+                self.control.keep_own(side, session)
         self.seconds[side.name] = perf_counter() - started
+        if self.control is not None:
+            self._changed_candidate(self.control, side)
         return Measured(kv=side.load.kv, effective=effective, answers=answers)
+
+    def _changed_reference(self, control: Control, prepared: Prepared, reference: Measured) -> Measured:
+        """The reference's answers under the engine's harmless change."""
+        started = perf_counter()
+        measured = control.reference(prepared, reference)
+        self.seconds[CONTROL] = perf_counter() - started
+        return measured
+
+    def _changed_candidate(self, control: Control, side: Side) -> None:
+        """Asks a candidate under the change."""
+        started = perf_counter()
+        control.candidate(side)
+        self.seconds[control_phase(side)] = perf_counter() - started
+
+    def _controlled(
+        self,
+        prepared: Prepared,
+        reference: Measured,
+        changed: Measured | None,
+        candidates: tuple[CandidateResult, ...],
+    ) -> tuple[CandidateResult | None, tuple[CandidateResult, ...]]:
+        """The control's result, and the candidates with what it means for them."""
+        if self.control is None or changed is None:
+            return None, candidates
+        scored = score_candidate(self.spec, prepared, reference, changed)
+        own = reference_noise(scored, self.control.change)
+        return own, controlled(candidates, self.control, own)
+
+    def _explained(
+        self, prepared: Prepared, reference: Measured, candidates: tuple[CandidateResult, ...]
+    ) -> tuple[CandidateResult, ...]:
+        """The candidates, those that lost much with the side that did it."""
+        windows = windows_only(prepared.plans)
+        if windows is None or not self.spec.explain:
+            return candidates
+        started, found = perf_counter(), []
+        for side, candidate in zip(prepared.candidates, candidates, strict=True):
+            if worth_explaining(side.load.kv, candidate):
+                candidate = explain(
+                    side, candidate, windows=windows, reference=reference, engine=self.engine, opened=self._answering
+                )
+                self.seconds["explain"] = perf_counter() - started
+            found.append(candidate)
+        return tuple(found)
+
+    def _phases(self, prepared: Prepared) -> Iterator[str]:
+        """What is known beforehand of the order of the run."""
+        yield REFERENCE
+        if self.spec.measure_floor:
+            yield FLOOR
+        if self.control is not None:
+            yield CONTROL
+        for side in prepared.candidates:
+            yield side.name
+            if self.control is not None and self.control.windows is not None:
+                yield from (own_phase(side), control_phase(side))
+
+    def _findings(self) -> tuple[str, ...]:
+        """What concerns the run as a whole."""
+        if self.spec.control and self.control is None:
+            return (f"no control: the engine {self.engine.name} has no harmless change to run under",)
+        return ()
 
     def _answering(self, side: Side) -> Answering:
         return Answering(self.engine, side, self.store, self.progress, self.tally, allow_load=self.allow_load)

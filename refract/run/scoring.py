@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from refract.axes.base import Answers, AxisPlan
 from refract.errors import FloorError
 from refract.results import AxisResult, CandidateResult, Composite
-from refract.run.guards import Measured, as_not_exercised, duplicates, must_differ, never_acted, never_read
+from refract.run.guards import (
+    Measured,
+    as_not_exercised,
+    duplicates,
+    must_differ,
+    never_acted,
+    never_read,
+    same_numbers,
+)
 from refract.run.prepare import Prepared
 from refract.run.spec import RunSpec
 from refract.stats.composite import composite
@@ -49,6 +57,7 @@ def score_candidate(spec: RunSpec, prepared: Prepared, reference: Measured, cand
         result = _score_axis(prepared.plans[axis.name], reference.answers, candidate.answers)
         axes.append(as_not_exercised(result, idle[axis.name]) if axis.name in idle else result)
     found = [f"{_subject(idle, prepared, reason)}not exercised: {reason}" for reason in dict.fromkeys(idle.values())]
+    found += [f"{result.axis} failed: {result.reason}" for result in axes if result.status == "failed"]
     found += [finding for result in axes for finding in result.findings]
     return CandidateResult(
         kv=str(candidate.kv),
@@ -65,10 +74,13 @@ def _idle(prepared: Prepared, reference: Measured, candidate: Measured) -> dict[
         return {}
     if reason := never_acted(reference, candidate):
         return dict.fromkeys(prepared.plans, reason)
-    unread = {
-        name: never_read(plan.candidate(reference.answers), candidate.answers) for name, plan in prepared.plans.items()
-    }
-    return {name: reason for name, reason in unread.items() if reason}
+    found = {}
+    for name, plan in prepared.plans.items():
+        requests = plan.candidate(reference.answers)
+        found[name] = never_read(requests, candidate.answers) or same_numbers(
+            requests, reference.answers, candidate.answers
+        )
+    return {name: reason for name, reason in found.items() if reason}
 
 
 def _subject(idle: Mapping[str, str], prepared: Prepared, reason: str) -> str:

@@ -18,7 +18,9 @@ class RunSpec:
     """One model under one reference and N candidate KV configurations, measured on some axes over the same work.
 
     `options` are the engine's own. An axis named in `required` is refused when the engine lacks what it needs; any
-    other becomes not-run, with the reason. A measured floor below `floor_minimum` aborts the run.
+    other becomes not-run, with the reason. A measured floor below `floor_minimum` aborts the run. With `control` every
+    configuration is run once more under the engine's harmless change; with `explain` the keys and the values of every
+    candidate below PASS are run alone, to say which side carries the loss.
     """
 
     model: str
@@ -31,5 +33,7 @@ class RunSpec:
     seed: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     measure_floor: bool = False
+    control: bool = False
+    explain: bool = False
     floor_minimum: float = FLOOR_MINIMUM
     required: frozenset[str] = frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,16 @@ class EngineContract(ContractFixtures):
         assert own.max_tokens == 0 or own.digest != engine.identify(longer).digest
         assert own.model
         assert reference_spec.model not in own.model or not Path(reference_spec.model).exists()
+
+    def test_a_control_is_another_identity_of_the_same_model(self, engine: Engine, lossy_spec: LoadSpec) -> None:
+        changes = engine.control_options(lossy_spec.options)
+        if changes is None:
+            pytest.skip("the engine has no harmless change")
+        own = engine.identify(lossy_spec)
+        other = engine.identify(replace(lossy_spec, options={**lossy_spec.options, **changes}))
+        assert changes
+        assert own.digest != other.digest
+        assert (own.engine, own.build, own.model, own.kv) == (other.engine, other.build, other.model, other.kv)
 
     def test_a_refused_configuration_is_refused_before_the_load(
         self, engine: Engine, model: str, refused_kv: KVConfig | None, reference_kv: KVConfig, lossy_kv: KVConfig

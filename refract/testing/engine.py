@@ -29,7 +29,9 @@ class FakeEngine:
     (`strength_of`). `candidate_behaviour`, a `Behaviour` or a function that rewrites answers, breaks the sessions of
     every configuration that is not 16 bits throughout, with `break_reference` those too. `respond` gives the tokens the
     model knows to follow a prompt. `fault` ends the run early. `estimator_top_k` makes comparisons a lower bound from K
-    listed tokens. `loads` are the configurations loaded so far and `answered` the requests, in order.
+    listed tokens. `control` are the options under which the model moves by `kernel_noise`, and a compressed cache by
+    `chaos` times the format's own noise. `loads` are the configurations loaded so far and `answered` the requests, in
+    order.
     """
 
     has_chat_template: bool = True
@@ -41,6 +43,9 @@ class FakeEngine:
     respond: Respond | None = None
     fault: Fault | None = None
     estimator_top_k: int = 0
+    control: Mapping[str, str] | None = field(default_factory=lambda: {"chunk": "128"})
+    kernel_noise: float = 0.001
+    chaos: float = 0.3
     build: str = "1"
     loads: list[str] = field(default_factory=list)
     answered: list[Request] = field(default_factory=list)
@@ -84,6 +89,10 @@ class FakeEngine:
             options=dict(spec.options),
         )
 
+    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+        """`control`."""
+        return self.control
+
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture and layers."""
         return {"architecture": "fake", "layers": LAYERS, "weights": "none", "device": "cpu"}
@@ -104,6 +113,7 @@ class FakeEngine:
         model = FakeModel(
             seed=int(_fingerprint(spec.model)[:12], 16),
             strength=0.0 if inactive else strength_of(spec.kv),
+            jitter=self._jitter(spec),
             respond=None if behaviour is Behaviour.RETRIEVES_NOTHING else self.respond,
         )
         self.open_sessions += 1
@@ -120,6 +130,12 @@ class FakeEngine:
             )
         finally:
             self.open_sessions -= 1
+
+    def _jitter(self, spec: LoadSpec) -> float:
+        """Standard deviation of what the control adds to the logits; 0 without it."""
+        if not self.control or not self.control.items() <= spec.options.items():
+            return 0.0
+        return self.kernel_noise + self.chaos * strength_of(spec.kv)
 
 
 def effective_kv(kv: KVConfig, *, compressed: bool = True) -> EffectiveKV:

@@ -34,11 +34,13 @@ _ALLOWED = np.where(
 class FakeModel:
     """Logits by context, the same on every machine and in every batch.
 
-    `strength` scales the noise of a compressed cache; `respond` gives the tokens the model knows to follow a prompt.
+    `strength` scales the noise of a compressed cache, `jitter` that of kernels; `respond` gives the tokens the model
+    knows to follow a prompt.
     """
 
     seed: int = 0
     strength: float = 0.0
+    jitter: float = 0.0
     respond: Respond | None = None
 
     def initial(self) -> int:
@@ -55,6 +57,8 @@ class FakeModel:
         out[(states >> np.uint64(20)) % np.uint64(_TYPICAL_LENGTH) == 0, EOS] += _END
         if self.strength:
             out += self.strength * _normal(states, stream=2)
+        if self.jitter:
+            out += self.jitter * _normal(states, stream=3)
         return out
 
     def with_response(self, logits: F64, prompt: TokenIds, continuation: TokenIds, first: int) -> F64:

@@ -19,7 +19,7 @@ from refract.work import CompareBase, Divergence, Failure, Generate, Generation,
 from .support import EVERYTHING, Model, blob, context, corpus, divergence, prompt_set, prose, run
 
 SAME = Model()
-WINDOWS_ONLY = Kld(chunks=12, ctx=64, along_trajectories=False)
+WINDOWS_ONLY = Kld(chunks=12, ctx=64, along_trajectories=0)
 POSITIONS = 31  # of a window of 64 tokens
 
 
@@ -65,7 +65,7 @@ def test_worst_is_0_and_hand_computed_is_exact() -> None:
 
 
 def test_windows_are_scored_as_llama_perplexity_does() -> None:
-    made = plan(Kld(chunks=2, ctx=512, along_trajectories=False))
+    made = plan(Kld(chunks=2, ctx=512, along_trajectories=0))
     request = made.reference()[0]
     assert isinstance(request, WriteBase)
     (window,) = request.windows
@@ -191,7 +191,7 @@ def test_an_answer_with_too_few_positions_is_a_failure() -> None:
 
 
 def test_one_window_has_no_interval_worth_the_name() -> None:
-    result = scored(constant(0.1), knobs=Kld(chunks=1, ctx=64, along_trajectories=False))
+    result = scored(constant(0.1), knobs=Kld(chunks=1, ctx=64, along_trajectories=0))
     assert result.score is not None
     assert (result.score.method, result.score.low, result.score.high) == ("one-cluster", 0.0, 100.0)
     assert result.statistics["mean_kl_nats"] == pytest.approx(0.1)
@@ -199,7 +199,7 @@ def test_one_window_has_no_interval_worth_the_name() -> None:
 
 
 def test_a_repetitive_corpus_counts_each_window_once_and_says_so() -> None:
-    made = plan(Kld(chunks=4, ctx=64, along_trajectories=False), text=corpus(a="abcd" * 4000))
+    made = plan(Kld(chunks=4, ctx=64, along_trajectories=0), text=corpus(a="abcd" * 4000))
     assert len(made.reference()) == 1
     assert "3 of 4 windows repeat" in made.score(*run(made, SAME, SAME)).warnings[0]
 
@@ -304,7 +304,7 @@ def test_more_divergence_never_scores_more(kl: list[float], which: int, more: fl
     assert 0 <= score.low <= score.value <= score.high <= 100
 
 
-DEEP = Kld(chunks=12, ctx=64, along_trajectories=False, depth=2000, deep_chunks=2)
+DEEP = Kld(chunks=12, ctx=64, along_trajectories=0, depth=2000, deep_chunks=2)
 LONG = corpus(a=prose(12000, seed=8), b=prose(12000, seed=9))
 
 

@@ -6,7 +6,9 @@ import struct
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,13 +87,11 @@ def test_another_alignment_moves_the_data(tmp_path: Path) -> None:
 
 
 def test_agrees_with_the_package_that_writes_such_files(tmp_path: Path) -> None:
-    package = pytest.importorskip("gguf", reason="the gguf package is not installed")
-    numpy = pytest.importorskip("numpy")
     file = tmp_path / "written.gguf"
-    writer = package.GGUFWriter(file, "llama")
+    writer = GGUFWriter(file, "llama")
     writer.add_block_count(3)
     writer.add_token_list(["x", "yy"])
-    writer.add_tensor("t", numpy.arange(64, dtype=numpy.float16).reshape(2, 32))
+    writer.add_tensor("t", np.arange(64, dtype=np.float16).reshape(2, 32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -102,7 +102,7 @@ def test_agrees_with_the_package_that_writes_such_files(tmp_path: Path) -> None:
     info = gguf.tensors["t"]
     assert info.shape == (2, 32)
     raw = file.read_bytes()[info.offset : info.offset + info.size_bytes]
-    assert numpy.frombuffer(raw, numpy.float16).tolist() == list(range(64))
+    assert np.frombuffer(raw, np.float16).tolist() == list(range(64))
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -182,11 +182,10 @@ def test_missing_and_renamed_parts_are_named(tmp_path: Path) -> None:
 
 
 def test_type_sizes_agree_with_the_gguf_package() -> None:
-    package = pytest.importorskip("gguf", reason="the gguf package is not installed")
     for number, (name, block, size) in TENSOR_TYPES.items():
-        kind = package.GGMLQuantizationType(number)
+        kind = GGMLQuantizationType(number)
         assert kind.name == name
-        assert package.GGML_QUANT_SIZES[kind] == (block, size)
+        assert GGML_QUANT_SIZES[kind] == (block, size)
 
 
 def either_read_or_refused(path: Path, data: bytes) -> None:

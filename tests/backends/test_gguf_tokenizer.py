@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from refract.backends._gguf import GGUF, Value
 from refract.backends._gguf_tokenizer import SPLITS, TokenizerFacts, tokenizer_facts, tokenizer_json
 from refract.errors import ModelError
-
-tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RECORDED: Mapping[str, Any] = json.loads(

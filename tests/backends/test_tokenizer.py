@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from refract.backends import _tokenizer
+from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.errors import MissingPackageError, ModelError, UsageError
 from refract.work import Message
-
-tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
-
-from refract.backends import _tokenizer  # noqa: E402 -- after the check that it can be used at all
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer  # noqa: E402
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -235,10 +233,9 @@ def test_no_model_and_no_package_are_told_apart(tmp_path: Path, monkeypatch: pyt
 
 def gguf_file(path: Path, *, eos: int = EOS) -> Path:
     """A GGUF file without tensors that holds the small tokenizer."""
-    package = pytest.importorskip("gguf", reason="the gguf package is not installed")
     state = json.loads(PLAIN.to_str())
     vocabulary = sorted(state["model"]["vocab"], key=state["model"]["vocab"].__getitem__)
-    writer = package.GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocabulary)

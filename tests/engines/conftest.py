@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,10 @@ def gemma3() -> Path:
 
 
 @pytest.fixture(scope="session")
-def mlx() -> Iterator[None]:
+def mlx() -> None:
     """MLX on its fast BLAS; skips where MLX is not installed."""
     from refract.backends.mlx.blas import prepare_blas
 
     prepare_blas()
     if importlib.util.find_spec("mlx") is None:
         missing("MLX is not installed: pip install -e '.[mlx]'")
-    yield

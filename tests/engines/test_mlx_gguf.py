@@ -46,7 +46,7 @@ def test_an_unsupported_architecture_is_named(smollm2: Path) -> None:
     from refract.backends.mlx.gguf_model import gguf_config
 
     gguf = GGUF(path=smollm2, metadata={"general.architecture": "mamba"}, tensors={})
-    with pytest.raises(ModelError, match="'mamba'.*llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(ModelError, match=r"'mamba'.*llama, qwen2, qwen3, gemma3"):
         gguf_config(gguf)
 
 

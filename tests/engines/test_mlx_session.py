@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,12 @@ def windows(bench: Bench) -> list[Window]:
 
 
 @pytest.fixture(scope="module")
-def reference(bench: Bench, windows: list[Window]) -> Iterator[dict[str, Any]]:
+def reference(bench: Bench, windows: list[Window]) -> dict[str, Any]:
     """The reference's generations with their bases, and the bases of the windows."""
     generations = [Generate(prompt=p, max_new_tokens=40, top_k=3, keep_base=True) for p in bench.prompts()]
     bases = [WriteBase(windows=(window,), protocol="prefill") for window in windows]
     answers = bench.run("f16/f16", [*generations, *bases])
-    yield {"generations": {r: answers[r] for r in generations}, "bases": {r: answers[r] for r in bases}}
+    return {"generations": {r: answers[r] for r in generations}, "bases": {r: answers[r] for r in bases}}
 
 
 def comparisons(reference: dict[str, Any], salt: str = "") -> list[CompareBase]:

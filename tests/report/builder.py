@@ -20,6 +20,7 @@ from refract.results import (
     Provenance,
     Report,
     Sample,
+    SelfNoise,
     Statistic,
 )
 from refract.work import EffectiveKV
@@ -347,8 +348,13 @@ def _effective(k: str, v: str, compressed: int, size: float, *notes: str) -> Eff
     return EffectiveKV(k=k, v=v, layers=30, layers_compressed=compressed, bytes_per_token=size, notes=notes)
 
 
+def noise(mean: float, agreement: float) -> SelfNoise:
+    """What a configuration's kernels do to it."""
+    return SelfNoise(change="batch 8, chunk 128", mean_kl_nats=mean, top1_agreement=agreement, positions=8160)
+
+
 def report(*, prompts: int = 12, n_predict: int = 24, windows: int = 8) -> Report:
-    """A report with five candidates and a floor; the same arguments give the same report."""
+    """A report with five candidates, a floor and a control; the same arguments give the same report."""
     rng = random.Random(7)
     good = (
         trajectory(rng, prompts, n_predict, 0.985),
@@ -369,6 +375,7 @@ def report(*, prompts: int = 12, n_predict: int = 24, windows: int = 8) -> Repor
         for axis in ("trajectory", "kld", "rniah", "plad")
     )
     floor = (trajectory(rng, prompts, n_predict, 1.0), kld(rng, windows, 1e-9))
+    control = (trajectory(rng, prompts, n_predict, 0.99), kld(rng, windows, 0.004))
     return Report(
         created="2026-11-30T19:43:00Z",
         methodology=Methodology(
@@ -391,6 +398,7 @@ def report(*, prompts: int = 12, n_predict: int = 24, windows: int = 8) -> Repor
                 effective=_effective("q8_0", "turbo3", 30, 8370.0, "layers 0 and 29 keep 16-bit sinks"),
                 composite=composite(good, 0.93),
                 axes=good,
+                control=noise(0.0091, 0.962),
                 findings=("Long answers drift after about 90 tokens; most flips are near-ties. Try ctv=turbo4.",),
             ),
             CandidateResult(
@@ -398,6 +406,7 @@ def report(*, prompts: int = 12, n_predict: int = 24, windows: int = 8) -> Repor
                 effective=_effective("q8_0", "turbo4", 30, 9540.0),
                 composite=composite(close, 0.85),
                 axes=close,
+                control=noise(0.0042, 0.981),
             ),
             CandidateResult(
                 kv="ctk=q4_0,ctv=q4_0",
@@ -424,6 +433,13 @@ def report(*, prompts: int = 12, n_predict: int = 24, windows: int = 8) -> Repor
             effective=_effective("f16", "f16", 0, 23040.0),
             composite=composite(floor, 1.0),
             axes=floor,
+        ),
+        control=CandidateResult(
+            kv="ctk=f16,ctv=f16",
+            effective=_effective("f16", "f16", 0, 23040.0),
+            composite=composite(control, 1.0),
+            axes=control,
+            control=noise(0.004, 0.983),
         ),
         findings=("ctk=fp8,ctv=fp8 gave bit-identical answers to the reference: nothing was compressed.",),
         provenance=Provenance(

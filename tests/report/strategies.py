@@ -19,6 +19,7 @@ from refract.results import (
     Provenance,
     Report,
     Sample,
+    SelfNoise,
     Unit,
 )
 from refract.work import EffectiveKV
@@ -107,6 +108,14 @@ candidates = st.builds(
     composite=composites(),
     axes=st.lists(axes(), max_size=3).map(tuple),
     findings=sentences,
+    control=st.none()
+    | st.builds(
+        SelfNoise,
+        change=texts,
+        mean_kl_nats=estimates() | numbers | st.none(),
+        top1_agreement=estimates() | numbers | st.none(),
+        positions=small,
+    ),
 )
 reports = st.builds(
     Report,
@@ -117,6 +126,7 @@ reports = st.builds(
     reference=st.builds(Configuration, kv=texts, effective=effective),
     candidates=st.lists(candidates, max_size=3).map(tuple),
     floor=st.none() | candidates,
+    control=st.none() | candidates,
     findings=sentences,
     provenance=st.builds(
         Provenance,

@@ -70,7 +70,7 @@ def generation(*logprobs: float) -> Generation:
 def measured(kv: str, answers: dict[Request, Answer | Failure], *, compressed: int = 4, k: str = "") -> Measured:
     config = parse_kv(kv)
     effective = EffectiveKV(
-        k=k or str(config.k), v=str(config.v), layers=4, layers_compressed=compressed, bytes_per_token=1.0
+        k=k or str(config.k), v=str(config.v), layers=4, layers_compressed=compressed, bytes_per_token=0.0
     )
     return Measured(kv=config, effective=effective, answers=answers)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from refract.backends.mlx.codecs import Codec
+from refract.backends.mlx.codecs.base import Codec
 
 _STEP = 256  # positions by which storage grows
 

@@ -35,8 +35,10 @@ def rows_for(bucket: int, batch: int) -> int:
 class _Batch:
     """The rows of one lane: prefilled sequences come in, finished tracks go out."""
 
-    def __init__(self, model: SplitModel, specs: Sequence[LayerSpec], count: int, queue: deque[Track]) -> None:
-        self.queue = queue
+    def __init__(
+        self, model: SplitModel, specs: Sequence[LayerSpec], count: int, chunk: int, queue: deque[Track]
+    ) -> None:
+        self.chunk, self.queue = chunk, queue
         self._model = model
         self._rows = Rows(count)
         self._caches = [RowCache(spec, self._rows) for spec in specs]
@@ -90,24 +92,35 @@ class _Batch:
 
 
 def decode(
-    model: SplitModel, specs: Sequence[LayerSpec], tracks: Sequence[Track], *, lanes: Sequence[mx.Stream], batch: int
-) -> Iterator[Track]:
-    """Runs all tracks to their end and yields each as it finishes; shorter buckets first."""
+    model: SplitModel,
+    specs: Sequence[LayerSpec],
+    tracks: Sequence[Track],
+    *,
+    lanes: Sequence[mx.Stream],
+    batch: int,
+    chunk: int,
+) -> Iterator[list[Track]]:
+    """Runs all tracks to their end and yields those that finish together; shorter buckets first.
+
+    Prompts are prefilled `chunk` tokens at a time, and up to `batch` tracks take their steps together.
+    """
     for bucket in sorted({bucket_of(track.total) for track in tracks}):
         waiting = sorted((t for t in tracks if bucket_of(t.total) == bucket), key=lambda track: len(track.prompt))
         count = rows_for(bucket, batch)
         used = lanes[: -(-len(waiting) // count)]
-        batches = [_Batch(model, specs, count, deque(waiting[n :: len(used)])) for n in range(len(used))]
+        batches = [_Batch(model, specs, count, chunk, deque(waiting[n :: len(used)])) for n in range(len(used))]
         yield from _run(model, specs, batches, used)
 
 
 def _run(
     model: SplitModel, specs: Sequence[LayerSpec], batches: Sequence[_Batch], lanes: Sequence[mx.Stream]
-) -> Iterator[Track]:
+) -> Iterator[list[Track]]:
     while any(batch.queue or batch.active for batch in batches):
-        yield from _admit(model, specs, batches, lanes)
-        for finished in in_waves(lanes, [batch.step() for batch in batches if batch.active]):
-            yield from finished
+        finished = list(_admit(model, specs, batches, lanes))
+        for done in in_waves(lanes, [batch.step() for batch in batches if batch.active]):
+            finished += done
+        if finished:
+            yield finished
 
 
 def _admit(
@@ -116,7 +129,9 @@ def _admit(
     """Prefills waiting tracks into free rows; yields those that their first token finishes."""
     joining = [(batch, track) for batch in batches for track in batch.next_tracks()]
     joining.sort(key=lambda pair: len(pair[1].prompt))
-    works = (prefill(model, specs, track.prompt, with_logits=track.needs_logits) for _, track in joining)
+    works = (
+        prefill(model, specs, track.prompt, batch.chunk, with_logits=track.needs_logits) for batch, track in joining
+    )
     for (batch, track), (caches, hidden, logits) in zip(joining, in_waves(lanes, works), strict=True):
         if not batch.admit(track, caches, hidden, logits):
             yield track

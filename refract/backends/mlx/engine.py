@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 _OPTIONS: Mapping[str, str] = {
     "batch": "32",  # sequences of up to 512 tokens decoded together on a lane
+    "chunk": "256",  # tokens a prefill pass takes
     "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
 }
+_MOST: Mapping[str, int] = {"batch": 1024, "chunk": 1 << 16}
+# 256 and 512 tokens a pass give the same bits on a CPU; a control needs shorter ones.
+_CONTROL: Mapping[str, str] = {"batch": "8", "chunk": "128"}
 
 
 class MLXEngine:
@@ -82,7 +86,10 @@ class MLXEngine:
         return self._source(model).context_length
 
     def identify(self, spec: LoadSpec) -> Identity:
-        """What answers depend on: packages, BLAS, device and batching as well as weights and KV configuration."""
+        """What answers depend on: packages, BLAS, device and batching as well as weights and KV configuration.
+
+        Raises: UsageError for an option in `spec` that this engine does not have.
+        """
         source = self._source(spec.model)
         return Identity(
             engine=self.name,
@@ -90,8 +97,13 @@ class MLXEngine:
             model=fingerprint(source.files, self._cache_dir),
             kv=str(spec.kv),
             max_tokens=0,  # caches grow as needed: the run's longest sequence changes no answer
-            options={**self._options, "blas": self.blas.name, "device": _device()},
+            options={**self._effective(spec), "blas": self.blas.name, "device": _device()},
         )
+
+    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str]:
+        """Another batch width and prefill chunk: the shapes of its matrix products, and so the order of their sums."""
+        own = self._options | dict(options)
+        return {name: value if own[name] != value else _OPTIONS[name] for name, value in _CONTROL.items()}
 
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
@@ -122,8 +134,7 @@ class MLXEngine:
             spec,
             blobs,
             eos_ids=self.tokenizer(spec.model).eos_ids,
-            batch=int(self._options["batch"]),
-            dtype=self._options["dtype"],
+            options=self._effective(spec),
         )
         try:
             yield session
@@ -131,6 +142,12 @@ class MLXEngine:
             del session
             gc.collect()
             runtime.free_memory()
+
+    def _effective(self, spec: LoadSpec) -> dict[str, str]:
+        """Every option with its value: the spec's own over those the engine was made with."""
+        options = self._options | dict(spec.options)
+        _check_options(options)
+        return options
 
     def _source(self, model: str) -> ModelSource:
         if model not in self._models:
@@ -165,8 +182,9 @@ def _check_options(options: Mapping[str, str]) -> None:
             close = difflib.get_close_matches(name, _OPTIONS, n=1)
             hint = f"did you mean {close[0]}?" if close else "it has " + ", ".join(_OPTIONS)
             raise UsageError(f"the mlx backend has no option {name!r}", hint=hint)
-        if name == "batch" and not (value.isdecimal() and 1 <= int(value) <= 1024):
-            raise UsageError(f"batch must be a number from 1 to 1024, found {value!r}", hint="leave it out for 32")
+        if (most := _MOST.get(name)) and not (value.isdecimal() and 1 <= int(value) <= most):
+            message = f"{name} must be a number from 1 to {most}, found {value!r}"
+            raise UsageError(message, hint=f"leave it out for {_OPTIONS[name]}")
         if name == "dtype" and value not in ("auto", "float32", "float16", "bfloat16"):
             raise UsageError(f"dtype {value!r} is unknown", hint="use auto, float32, float16 or bfloat16")
 

@@ -14,8 +14,6 @@ from refract.backends.mlx.lanes import Work
 from refract.backends.mlx.model import SplitModel
 from refract.work import TokenIds
 
-CHUNK = 512  # tokens a prefill pass takes
-
 
 def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
     """One empty cache a layer."""
@@ -23,13 +21,13 @@ def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
 
 
 def prefill(
-    model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, *, with_logits: bool
+    model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, chunk: int, *, with_logits: bool
 ) -> Work[tuple[list[SequenceCache], mx.array, mx.array | None]]:
     """Caches that hold `tokens`, the last one's hidden state (1, 1, width), and its logits (1, 1, V) or None."""
     caches = new_caches(specs)
     hidden = mx.array([])
-    for start in range(0, len(tokens), CHUNK):
-        hidden = model.trunk(mx.array([tokens[start : start + CHUNK]]), cache=caches)[:, -1:]
+    for start in range(0, len(tokens), chunk):
+        hidden = model.trunk(mx.array([tokens[start : start + chunk]]), cache=caches)[:, -1:]
         yield hidden, [cache.state for cache in caches]
     logits = model.head(hidden) if with_logits else None
     yield logits

@@ -148,12 +148,13 @@ def _dequantize(tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.float32]]:
             raw.view(np.float32 if tensor.type_name == "F32" else np.float16).reshape(tensor.shape).astype(np.float32)
         )
     try:
-        return dequantize(rows, kind).reshape(tensor.shape)  # type: ignore[no-any-return]  # gguf is untyped
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, kind).reshape(tensor.shape)
     except NotImplementedError:
         raise ModelError(
             f"tensor {tensor.name} is {tensor.type_name}, which the gguf package cannot dequantise",
             hint="requantise the model, for instance to Q8_0",
         ) from None
+    return values
 
 
 def _unpermute(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -192,7 +193,7 @@ def _weights(gguf: GGUF, config: Mapping[str, Any], dtype: mx.Dtype) -> Iterator
         yield name, mx.array(value).astype(dtype)
 
 
-class _FactoredRoPE(nn.Module):
+class _FactoredRoPE(nn.Module):  # type: ignore[misc]  # engines are typed as Any, see pyproject.toml
     """RoPE whose frequencies are divided by stored factors (Llama 3's long-context scaling as GGUF keeps it)."""
 
     def __init__(self, dims: int, base: float, factors: mx.array) -> None:

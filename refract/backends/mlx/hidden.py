@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from refract.backends._logits import compare_logits
+from refract.backends.mlx.lanes import Work
 from refract.backends.mlx.model import SplitModel
 from refract.engine import Blobs
 from refract.errors import StoreError
@@ -40,27 +42,36 @@ def read_base(blobs: Blobs, ref: BlobRef) -> Hidden:
     return array
 
 
-def _logits(model: SplitModel, hidden: Hidden, dtype: mx.Dtype) -> npt.NDArray[np.float32]:
-    """Logits (n, V) of hidden states, made in a batch of fixed size so that both sides run the same kernels."""
+def _logits(model: SplitModel, hidden: Hidden, dtype: mx.Dtype) -> mx.array:
+    """Logits (_ROWS, V) of up to as many hidden states: one shape, so that both sides run the same kernels."""
     padded = np.zeros((_ROWS, hidden.shape[1]), np.float32)
     padded[: len(hidden)] = hidden
-    return to_numpy(model.head(mx.array(padded).astype(dtype)[None])[0])[: len(hidden)]
+    return model.head(mx.array(padded).astype(dtype)[None])[0]
 
 
 def compare_hidden(
-    model: SplitModel, reference: Hidden, candidate: Hidden, tokens: Sequence[int], dtype: mx.Dtype, *, window: int
-) -> Divergence:
-    """The divergence at every position of a window, exact over the whole vocabulary."""
-    parts = [
-        compare_logits(
-            _logits(model, reference[start : start + _ROWS], dtype),
-            _logits(model, candidate[start : start + _ROWS], dtype),
-            tokens[start : start + _ROWS],
-            window=window,
-        )
-        for start in range(0, len(tokens), _ROWS)
-    ]
-    return join(parts)
+    model: SplitModel,
+    reference: Hidden,
+    candidate: Hidden,
+    tokens: Sequence[int],
+    dtype: mx.Dtype,
+    *,
+    window: int,
+    pool: Executor,
+) -> Work[Divergence]:
+    """The divergence at every position of a window, exact over the whole vocabulary.
+
+    Logits are made on the lane; their comparison runs in `pool` while the lane makes the next.
+    """
+    parts = []
+    for start in range(0, len(tokens), _ROWS):
+        rows = slice(start, start + _ROWS)
+        count = len(tokens[rows])
+        sides = [_logits(model, side[rows], dtype) for side in (reference, candidate)]
+        yield sides
+        ours, theirs = (to_numpy(side)[:count] for side in sides)
+        parts.append(pool.submit(compare_logits, ours, theirs, tokens[rows], window=window))
+    return join([part.result() for part in parts])
 
 
 def join(parts: Sequence[Divergence]) -> Divergence:

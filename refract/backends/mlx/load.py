@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,11 +29,12 @@ class Runtime:
     """What needs a model in memory: kept apart so that planning a run imports no mlx-lm."""
 
     def open_session(
-        self, source: ModelSource, spec: LoadSpec, blobs: Blobs, *, eos_ids: frozenset[int], batch: int, dtype: str
+        self, source: ModelSource, spec: LoadSpec, blobs: Blobs, *, eos_ids: frozenset[int], options: Mapping[str, str]
     ) -> MLXSession:
-        """The model loaded from `source`, its caches proven to store what `spec.kv` says."""
+        """The model loaded from `source`, its caches proven to store what `spec.kv` says; `options` are the engine's,
+        all of them and checked."""
         mx.set_cache_limit(_CACHE_LIMIT_BYTES)
-        model, wanted = _load(source, dtype)
+        model, wanted = _load(source, options["dtype"])
         split = split_model(model)
         specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds))
         effective, vocab_size = probe(split, specs)
@@ -48,7 +49,8 @@ class Runtime:
             max_tokens=spec.max_tokens,
             dtype=wanted,
             lanes=make_lanes(),
-            batch=batch,
+            batch=int(options["batch"]),
+            chunk=int(options["chunk"]),
         )
 
     def free_memory(self) -> None:
@@ -112,11 +114,8 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, i
             f"layers {unused} of this model keep their keys and values elsewhere, out of a codec's reach",
             hint="use another engine for this architecture",
         )
-    size = 0.0
-    for cache in caches:
-        for codec, store in ((cache.spec.k, cache.keys), (cache.spec.v, cache.values)):
-            heads, dim = store.shape[1], store.shape[3]
-            size += heads * dim * codec.bits_per_value / 8
+    sides = [side for c in caches for side in ((c.spec.k, c.keys), (c.spec.v, c.values))]
+    size = sum(s.shape[1] * s.shape[3] * codec.bits_per_value / 8 for codec, s in sides if s is not None)
     windows = sorted({spec.window for spec in specs if spec.window is not None})
     note = tuple(
         f"{sum(s.window == w for s in specs)} layers attend to {w} tokens only, compressed like the others"
@@ -133,8 +132,8 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, i
     return effective, int(logits.shape[-1])
 
 
-def _common(names: object) -> str:
-    listed = list(names)  # type: ignore[call-overload]
+def _common(names: Iterable[str]) -> str:
+    listed = list(names)
     return max(set(listed), key=listed.count)
 
 

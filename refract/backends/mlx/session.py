@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -11,7 +13,7 @@ import numpy as np
 from refract.backends._logits import list_top, token_logprobs
 from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.decode import decode
-from refract.backends.mlx.forward import CHUNK, hidden_before
+from refract.backends.mlx.forward import hidden_before
 from refract.backends.mlx.hidden import Hidden, compare_hidden, join, read_base, to_numpy, write_base
 from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
@@ -58,11 +60,13 @@ class MLXSession:
         dtype: mx.Dtype,
         lanes: Sequence[mx.Stream],
         batch: int,
+        chunk: int,
     ) -> None:
         self.effective_kv = effective_kv
         self._model, self._specs, self._blobs = model, specs, blobs
         self._eos_ids, self._vocab_size, self._max_tokens = eos_ids, vocab_size, max_tokens
-        self._dtype, self._lanes, self._batch = dtype, lanes, batch
+        self._dtype, self._lanes, self._batch, self._chunk = dtype, lanes, batch, chunk
+        self._pool = ThreadPoolExecutor(len(lanes))
 
     def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
         """Answers every request once: windows scored in one pass first, then everything decoded token by token."""
@@ -103,15 +107,17 @@ class MLXSession:
     def _run_windows(self, requests: Sequence[WriteBase | CompareBase]) -> Iterator[tuple[Request, Answer]]:
         pending = {id(request): _Windows(request) for request in requests}
         jobs = [(pending[id(request)], index) for request in requests for index in range(len(request.windows))]
-        for (task, index), hidden in zip(jobs, in_waves(self._lanes, map(self._window, jobs)), strict=True):
-            if (answer := self._settle(task, index, to_numpy(hidden))) is not None:
+        for task, answer in in_waves(self._lanes, itertools.starmap(self._window, jobs)):
+            if answer is not None:
                 yield task.request, answer
 
-    def _window(self, job: tuple[_Windows, int]) -> Work[mx.array]:
-        window = job[0].request.windows[job[1]]
-        return hidden_before(self._model, self._specs, window.tokens, window.start, CHUNK)
+    def _window(self, task: _Windows, index: int) -> Work[tuple[_Windows, Answer | None]]:
+        window = task.request.windows[index]
+        hidden = yield from hidden_before(self._model, self._specs, window.tokens, window.start, self._chunk)
+        yield hidden
+        return task, (yield from self._settle(task, index, to_numpy(hidden)))
 
-    def _settle(self, task: _Windows, index: int, hidden: Hidden) -> Answer | None:
+    def _settle(self, task: _Windows, index: int, hidden: Hidden) -> Work[Answer | None]:
         """Takes in one window's hidden states; the request's answer when it was the last."""
         request = task.request
         if isinstance(request, WriteBase):
@@ -123,8 +129,9 @@ class MLXSession:
         start = sum(sizes[:index])
         window = request.windows[index]
         reference = read_base(self._blobs, request.base)[start : start + sizes[index]]
-        task.divergences[index] = compare_hidden(
-            self._model, reference, hidden, window.tokens[window.start :], self._dtype, window=index
+        tokens = window.tokens[window.start :]
+        task.divergences[index] = yield from compare_hidden(
+            self._model, reference, hidden, tokens, self._dtype, window=index, pool=self._pool
         )
         if len(task.divergences) < len(sizes):
             return None
@@ -139,15 +146,21 @@ class MLXSession:
 
     def _run_decoded(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer]]:
         tracks = [track for request in requests for track in self._tracks(request)]
-        for track in decode(self._model, self._specs, tracks, lanes=self._lanes, batch=self._batch):
-            if isinstance(track, GreedyTrack):
-                yield track.owner, self._generation(track)
-            elif isinstance(track, ForcedTrack) and isinstance(track.owner, ScoreTokens):
-                yield track.owner, TokenScores(logprobs=np.array(track.logprobs, np.float32), listed=track.listed)
-            elif isinstance(track, ForcedTrack):
-                task, index = track.owner
-                if (answer := self._settle(task, index, np.stack(track.hidden))) is not None:
-                    yield task.request, answer
+        sizes = {"batch": self._batch, "chunk": self._chunk}
+        for finished in decode(self._model, self._specs, tracks, lanes=self._lanes, **sizes):
+            for request, answer in in_waves(self._lanes, map(self._finish, finished)):
+                if answer is not None:
+                    yield request, answer
+
+    def _finish(self, track: Track) -> Work[tuple[Request, Answer | None]]:
+        if isinstance(track, GreedyTrack):
+            return track.owner, self._generation(track)
+        if not isinstance(track, ForcedTrack):
+            raise TypeError(f"a track is greedy or forced, not {type(track).__name__}")
+        if isinstance(track.owner, ScoreTokens):
+            return track.owner, TokenScores(logprobs=np.array(track.logprobs, np.float32), listed=track.listed)
+        task, index = track.owner
+        return task.request, (yield from self._settle(task, index, np.stack(track.hidden)))
 
     def _tracks(self, request: Request) -> Iterator[Track]:
         if isinstance(request, Generate):

@@ -8,6 +8,7 @@ sizes that are no power of two.
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import cache
 
 import mlx.core as mx
@@ -36,7 +37,7 @@ def hadamard(dim: int) -> npt.NDArray[np.float64]:
 
 def signed_hadamard(dim: int, seed: int) -> npt.NDArray[np.float64]:
     """y = R x with R = H diag(±1) / √dim: the randomised Walsh–Hadamard transform."""
-    return hadamard(dim) * _signs(seed, dim, "signs") / np.sqrt(dim)
+    return hadamard(dim) * _signs(seed, dim, "signs") / math.sqrt(dim)
 
 
 def haar(dim: int, seed: int) -> npt.NDArray[np.float64]:
