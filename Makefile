@@ -16,7 +16,8 @@ test: $(VENV)/.dev
 
 test-engines: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/refract fetch --model smollm2
-	$(BIN)/python -m pytest tests/engines
+	$(BIN)/refract fetch --model gemma3
+	REFRACT_REQUIRE_ENGINES=1 $(BIN)/python -m pytest tests/engines
 
 # The wheel is built from the source distribution, so that both are known to be complete.
 test-wheel: $(VENV)/.dev

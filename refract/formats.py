@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 BACKENDS = ("mlx", "llamacpp", "vllm", "sglang")
 BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"mlx": ("f16", "f32", "bf16", "q8_0", "q4_0", "affine4", "affine8", "turbo2", "turbo3", "turbo4")}
+    {
+        "mlx": (
+            *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_e4m3", "fp8_e5m2"),
+            *("affine2", "affine3", "affine4", "affine5", "affine6", "affine8"),
+            *(f"turbo{bits}" for bits in range(1, 9)),
+            "polar",
+            *(f"rfsn{bits}" for bits in range(2, 9)),
+            *(f"minmax{bits}" for bits in (2, 3, 4, 8)),
+        )
+    }
 )
 _TURBO_FORK = ("turbo2", "turbo3", "turbo4")  # in the turboquant fork of llama.cpp only
 # What these engines have (ENGINES.md). For mlx every format is planned.
@@ -239,8 +248,8 @@ def _choice(name: str, *words: str, **rest: Any) -> Option:
     return Option(name=name, domain=Domain(words), default=words[0], **rest)
 
 
-def _count(name: str, default: int, low: int = 0) -> Option:
-    return Option(name=name, domain=_whole(low), default=str(default))
+def _count(name: str, default: int, low: int = 0, **rest: Any) -> Option:
+    return Option(name=name, domain=_whole(low), default=str(default), **rest)
 
 
 def _between(*words: str) -> Domain:
@@ -307,21 +316,21 @@ def _minmax_complaint(_: int, options: Options) -> str:
 
 
 _AFFINE = (_choice("g", "64", "32", "128", backends=("mlx",)),)
-_FP8 = (_choice("scale", "none", "head"),)
+_FP8 = (_choice("scale", "none", "head", backends=("mlx",)),)
 _TURBO = (
-    _choice("codebook", "normal", "sphere", "legacy4"),
-    _choice("scale", "matched", "none", "eden", "ls"),
+    _choice("codebook", "normal", "sphere", "legacy4", backends=("mlx",)),
+    _choice("scale", "matched", "none", "eden", "ls", backends=("mlx",)),
     _choice("prod", "0", "1", sides=("k",)),  # 5.7 times the error of plain codes on V, SCIENCE §1.1
 )
 _LEVELS = Domain((), "[1-8](-[1-8]){0,7}", "the bits of each level, as in 4-2-2-2")
 _POLAR = (
-    _count("levels", 4, 1),
-    Option(name="bits", domain=_LEVELS, default="4-2-2-2"),
-    _choice("angles", "opt", "uniform"),
+    _count("levels", 4, 1, backends=("mlx",)),
+    Option(name="bits", domain=_LEVELS, default="4-2-2-2", backends=("mlx",)),
+    _choice("angles", "opt", "uniform", backends=("mlx",)),
 )
 _HYBRID = (_share("ratio", "0.65"), _count("bits", 4, 1))
-_RFSN = (_choice("g", "32", "64"),)
-_MINMAX = (_choice("axis", "token", "channel"), _choice("g", "32", "64", "128", "head"))
+_RFSN = (_choice("g", "32", "64", backends=("mlx",)),)
+_MINMAX = (_choice("axis", "token", "channel"), _choice("g", "32", "64", "128", "head", backends=("mlx",)))
 _NUQ = (_choice("axis", "channel", "token"), _share("outliers", "0", "0"))
 
 _CATALOGUE = (
@@ -376,7 +385,7 @@ _EVICT = (
     _form("recency", options=(_count("sink", 4), *_KEEP), rivals=("keep", "budget")),
     _form("random", options=_KEEP, rivals=("keep", "budget")),
 )
-_BOUNDARY = (_OFF, Form(head=_whole(1), options=(_choice("type", "f16", "q8_0"),)))
+_BOUNDARY = (_OFF, Form(head=_whole(1), options=(_choice("type", "f16", "q8_0", backends=("mlx",)),)))
 _DECAY = Form(head=_whole(1, prefix="age="), options=(_TO,))
 # auto: whatever the format asks for, which for turbo is wht, or haar where the head dimension is no power of two
 _ROTATIONS = ("auto", "none", "wht", "wht64", "haar", "iso", "iso_fast", "rotor")
@@ -402,7 +411,8 @@ _ROWS: tuple[tuple[str, tuple[Form, ...], Sides, Need, str], ...] = (
 _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "boundary": {"backends": ("mlx",), "planned": ("vllm",)},  # vLLM: kv_cache_dtype_skip_layers
-        "rot": {"planned": ("mlx", "llamacpp")},  # llama.cpp: LLAMA_ATTN_ROT_DISABLE and its overrides
+        "rot": {"backends": ("mlx",), "planned": ("llamacpp",)},  # llama.cpp: LLAMA_ATTN_ROT_DISABLE and its overrides
+        "seed": {"backends": ("mlx",), "planned": ()},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

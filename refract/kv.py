@@ -102,6 +102,42 @@ class KVConfig:
         k, v = (_options_in(KEYS[key], self.get(key)).get("type", "f16") for key in ("boundary_k", "boundary_v"))
         return k, v
 
+    def layers(self, count: int) -> frozenset[int]:
+        """The KV layers, of `count`, that are compressed at all.
+
+        Raises: KVUnsupportedError when `layers` names some that are not there, or every one.
+        """
+        text = self.get("layers")
+        if text == "all":
+            return frozenset(range(count))
+        last = text.removeprefix("last")
+        spans = [(count - int(last), count - 1)] if last != text else _spans(text)
+        named = frozenset(layer for first, end in spans for layer in range(first, end + 1))
+        if min(named) < 0 or max(named) >= count:
+            message = f"layers={text} names layers that are not there: the model has {count} KV layers"
+            raise KVUnsupportedError(message, hint=f"name layers from 0 to {count - 1}")
+        if len(named) == count:
+            message = f"layers={text} cannot act: these are all of the model's {count} KV layers"
+            raise KVUnsupportedError(message, hint="leave layers out")
+        return named
+
+    def own_layers(self, count: int) -> tuple[frozenset[int], frozenset[int]]:
+        """(K, V) KV layers, of `count`, that are stored as `ctk` and `ctv` say: neither spared nor boundary layers.
+
+        Raises: KVUnsupportedError as `layers` does, and when there is none.
+        """
+        chosen = self.layers(count)
+        sides = [
+            frozenset(layer for layer in chosen if min(layer, count - 1 - layer) >= boundary)
+            for boundary in self.boundary
+        ]
+        for side, boundary, own in zip("kv", self.boundary, sides, strict=True):
+            if not own:
+                of = "" if len(chosen) == count else f" of layers={self.get('layers')}"
+                message = f"boundary_{side}={boundary} leaves no layer{of} as ct{side} says"
+                raise KVUnsupportedError(message, hint=f"the model has {count} KV layers: use a smaller boundary")
+        return sides[0], sides[1]
+
     @property
     def seed(self) -> int:
         """The seed of rotations, sketches and random choices."""
@@ -111,6 +147,11 @@ class KVConfig:
     def is_reference_like(self) -> bool:
         """Whether both sides keep 16 bits or more and nothing modifies them."""
         return not (self.k.compressed or self.v.compressed or self.options)
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """The ranges of canonical text such as 0-3+7, ends included."""
+    return [(int(first), int(end or first)) for first, _, end in (part.partition("-") for part in text.split("+"))]
 
 
 def parse_kv(text: str) -> KVConfig:

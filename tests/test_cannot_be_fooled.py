@@ -5,17 +5,16 @@ CASES.md 1-15 and more of our own, on the fake engine; tests/engines/test_mlx_fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from axes.support import corpus, prose
 from fooled import breakages as broken
 from fooled.bench import (
-    AXES,
     CANDIDATE,
     KNOWS,
+    NEEDLES,
     REFERENCE,
     Bench,
     Knowledge,
@@ -30,9 +29,11 @@ from fooled.bench import (
 from fooled.engines import Relabelled, allocated
 
 from refract.axes.kld import Kld
+from refract.axes.plad import Plad
 from refract.axes.trajectory import Trajectory
-from refract.errors import ConfigMismatchError, CorpusError, FloorError, UsageError
-from refract.results import CandidateResult
+from refract.errors import ConfigMismatchError, CorpusError, EngineError, FloorError, UsageError
+from refract.kv import parse_kv
+from refract.results import CandidateResult, Estimate
 from refract.testing import Behaviour, FakeEngine
 from refract.testing.behaviour import Rewrite
 from refract.work import Answer, Failure, Generate, Generation, Request
@@ -223,3 +224,157 @@ def test_a_broken_candidate_never_looks_good(bench: Bench, fault: Broken) -> Non
             assert not high(axis), f"{name} of {summary(fault.name, result)}\n{diagnosis(result)}"
     assert fault.passes or not passes(result), summary(fault.name, result)
     says(result, *fault.says)
+
+
+# Runs that must not end in a score, and what several candidates say of each other.
+
+
+def test_the_wrong_server_ends_the_run(bench: Bench) -> None:
+    """CASES 5: the engine says that it runs another configuration."""
+    with pytest.raises(ConfigMismatchError, match="the engine runs ctk=f16,ctv=f16"):
+        only(bench, FakeEngine(respond=KNOWS, candidate_behaviour=Behaviour.WRONG_SERVER))
+
+
+def test_positions_that_an_adapter_left_out_end_the_run(bench: Bench) -> None:
+    """CASES 7: NaN at 99 % of the positions, dropped before anyone could count them."""
+    engine = FakeEngine(respond=KNOWS, candidate_behaviour=broken.measuring(broken.drop_not_finite))
+    with pytest.raises(EngineError, match=r"expected \[\d+\] positions, found \[1\]"):
+        only(bench, engine)
+
+
+def test_no_axis_no_verdict(bench: Bench) -> None:
+    """CASES 6: nothing that could be measured is no success."""
+    engine = FakeEngine(respond=KNOWS, offered=frozenset())
+    with pytest.raises(UsageError, match=r"this engine cannot measure|no axis can be measured"):
+        bench.run(engine, spec(CANDIDATE))
+
+
+def test_duplicates_are_named_on_both(bench: Bench) -> None:
+    """CASES 14: two formats decoded as one."""
+    kvs = ("ctk=q5_0,ctv=q5_0", "ctk=turbo4,ctv=turbo4")
+    found = bench.run(Relabelled(respond=KNOWS, really={kvs[1]: kvs[0]}), spec(*kvs)).candidates
+    for own, other in zip(found, kvs[::-1], strict=True):
+        says(
+            own, f"duplicates: every answer equals that of {other} bit for bit; likely the engine decodes both formats"
+        )
+
+
+def test_nobody_retrieves_and_there_is_no_score(bench: Bench) -> None:
+    """CASES 3: both sides fail every needle."""
+    ignorant = Knowledge(needles={})
+    result = bench.run(FakeEngine(respond=ignorant), spec(CANDIDATE), fresh=True).candidates[0]
+    rniah = axes_of(result)[RNIAH]
+    assert (rniah.status, rniah.score) == ("low-confidence", None)
+    says(result, "the reference retrieved 0 of 12 needles, 6 are needed")
+    assert RNIAH not in result.composite.axes
+
+
+def test_five_needles_are_too_few(bench: Bench) -> None:
+    five = dict(list(NEEDLES.items())[:5])
+    result = bench.run(FakeEngine(respond=Knowledge(needles=five)), spec(CANDIDATE), fresh=True).candidates[0]
+    assert axes_of(result)[RNIAH].score is None
+    says(result, "the reference retrieved 5 of 12 needles, 6 are needed")
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.CONSTANT_JUNK, Behaviour.NAN_EVERYWHERE, Behaviour.EMPTY])
+def test_a_reference_as_broken_as_its_candidate_proves_nothing(bench: Bench, behaviour: Behaviour) -> None:
+    engine = FakeEngine(respond=KNOWS, candidate_behaviour=behaviour, break_reference=True)
+    result = bench.run(engine, spec(CANDIDATE), fresh=True).candidates[0]
+    print(summary(f"both sides {behaviour.name}", result))
+    found = axes_of(result)
+    assert not high(found[TRAJECTORY])
+    assert not high(found[PLAD])
+    assert not high(found[RNIAH])
+    assert not passes(result)
+    says(result, "the reference gives one and the same text in 30 of 30|both sides gave an empty answer")
+
+
+def test_a_reference_that_varies_ends_the_run(bench: Bench) -> None:
+    """CASES 15: a floor below 99.5 makes every score meaningless."""
+    engine = FakeEngine(respond=KNOWS, candidate_behaviour=wavering, break_reference=True)
+    with pytest.raises(FloorError, match=r"the reference scores [\d.]+ against itself, below 99.5"):
+        bench.run(engine, spec(CANDIDATE, measure_floor=True), fresh=True)
+    shown = bench.run(engine, spec(CANDIDATE, measure_floor=True, floor_minimum=0.0), fresh=True)
+    assert shown.floor is not None
+    assert shown.floor.composite.score is not None
+    assert shown.floor.composite.score.value < 99.5
+
+
+def wavering(request: Request, answer: Answer | Failure) -> Answer | Failure:
+    """A reference that says something else when it is asked again."""
+    if isinstance(request, Generate) and isinstance(answer, Generation) and request.salt:
+        return broken.said((*answer.tokens[:12], *b"or so"), answer)
+    return answer
+
+
+def test_one_window_is_no_confidence(bench: Bench) -> None:
+    axes = (Trajectory(), Kld(chunks=1, ctx=64))
+    result = bench.run(FakeEngine(respond=KNOWS), spec(CANDIDATE, axes=axes), fresh=True).candidates[0]
+    kld = axes_of(result)[KLD]
+    assert kld.status == "low-confidence"
+    assert kld.score is not None
+    assert (kld.score.low, kld.score.high) == (0.0, 100.0)
+    says(result, "one window says nothing about the spread")
+    assert result.composite.score is None
+
+
+def test_a_corpus_of_one_repeated_window_counts_once(bench: Bench) -> None:
+    line = prose(12, seed=5)[:63].ljust(63, "x") + "\n"
+    engine = FakeEngine(respond=KNOWS)
+    axes = (Trajectory(), Kld(chunks=8, ctx=64))
+    result = bench.run(engine, spec(CANDIDATE, axes=axes, corpus=corpus(one=line * 64)), fresh=True).candidates[0]
+    assert not high(axes_of(result)[KLD])
+    says(result, "7 of 8 windows repeat an earlier one", "one window says nothing about the spread")
+
+
+def test_a_corpus_shorter_than_a_window_ends_the_run(bench: Bench) -> None:
+    with pytest.raises(CorpusError, match="too short"):
+        bench.run(FakeEngine(respond=KNOWS), spec(CANDIDATE, corpus=corpus(one="Too short.")), fresh=True)
+
+
+def test_a_cache_compressed_from_some_depth_on_is_seen_with_deep_windows_too(bench: Bench) -> None:
+    """CASES 9: a start offset. The deep windows differ, those that make the score do not."""
+    axes = (Trajectory(), Kld(chunks=8, ctx=64, depth=1024, deep_chunks=2))
+    engine = FakeEngine(respond=KNOWS, candidate_behaviour=broken.uncompressed_before(1000))
+    result = bench.run(engine, spec(CANDIDATE, axes=axes), fresh=True).candidates[0]
+    assert axes_of(result)[KLD].status == "not-exercised"
+    says(result, "in 8 of 10 texts every divergence in prefill protocol is exactly 0")
+
+
+def test_swapped_ranks_at_the_edge_of_the_list_are_no_loss(bench: Bench) -> None:
+    """CASES 8: top-64 lists whose last ranks change places are worth 5e-6 nats, not 0.05."""
+    result = only(bench, FakeEngine(respond=KNOWS, estimator_top_k=64))
+    kld = axes_of(result)[KLD]
+    assert kld.estimator == "kl-top64"
+    exact = axes_of(only(bench, FakeEngine(respond=KNOWS)))[KLD]
+    assert kld.score is not None
+    assert exact.score is not None
+    assert exact.score.value <= kld.score.value <= exact.score.value + 0.01
+
+
+def test_steady_answers_do_not_hide_junk(bench: Bench) -> None:
+    """Where the reference hardly reacts to wording, neither does junk: its drift alone would look perfect."""
+    steady = Knowledge(needles=NEEDLES, steady=True)
+    for name, junk in (("constant", broken.constant_junk), ("counter", broken.junk_with_a_counter)):
+        engine = FakeEngine(respond=steady, candidate_behaviour=junk)
+        result = bench.run(engine, spec(CANDIDATE), fresh=True).candidates[0]
+        print(summary(f"steady reference, {name}", result))
+        assert axes_of(result)[PLAD].status == "failed"
+        says(result, "its drift means nothing")
+
+
+def test_plad_does_not_care_which_side_is_which(bench: Bench) -> None:
+    """Exchanged, every excess drift changes its sign and the score stays."""
+    kvs = ("ctk=turbo2,ctv=turbo2", "ctk=q4_0,ctv=q4_0")
+    scores = []
+    for reference, candidate in (kvs, kvs[::-1]):
+        asked = spec(candidate, reference=parse_kv(reference), axes=(Trajectory(), Plad(prompts_limit=30)))
+        plad = axes_of(bench.run(FakeEngine(), asked, fresh=True).candidates[0])[PLAD]
+        assert plad.score is not None
+        scores.append((plad.score.value, plad.statistics["mean_excess_drift"]))
+    (one, ahead), (other, back) = scores
+    assert one == pytest.approx(other, abs=1e-9)
+    assert isinstance(ahead, Estimate)
+    assert isinstance(back, Estimate)
+    assert ahead.value == pytest.approx(-back.value, abs=1e-12)
+    assert ahead.low < 0.0 < ahead.high, "noise is no loss"

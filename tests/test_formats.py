@@ -64,7 +64,8 @@ BITS = {
     ("nuq3", 128): 3.0,
     ("nuq3:outliers=0.01", 128): 3.23,
 }
-MLX_NOW = {"f32", "f16", "bf16", "q8_0", "q4_0", "affine4", "affine8", "turbo2", "turbo3", "turbo4"}
+MLX_LATER = {"hybridpc", "nuq2", "nuq3", "nuq4"}
+MLX_NOW = set(FORMATS) - MLX_LATER
 
 
 @pytest.mark.parametrize(("text", "head_dim"), BITS)
@@ -130,7 +131,8 @@ def test_status_names_exist_and_a_backend_is_either_built_or_planned() -> None:
 
 def test_what_mlx_has_now() -> None:
     assert {name for name, spec in FORMATS.items() if "mlx" in spec.backends} == MLX_NOW
-    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} == {"boundary", "boundary_k", "boundary_v"}
+    by_side = {f"{key}{side}" for key in ("rot", "boundary") for side in ("", "_k", "_v")}
+    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} == {"seed", *by_side}
 
 
 @pytest.mark.parametrize("name", sorted(MLX_NOW))
@@ -141,7 +143,7 @@ def test_what_mlx_has_is_supported(name: str) -> None:
 def test_the_catalogue_agrees_with_the_mlx_codecs() -> None:
     codecs = pytest.importorskip("refract.backends.mlx.codecs", exc_type=ImportError)
     assert set(codecs.CODECS) == set(BUILT["mlx"])
-    for name in [*BUILT["mlx"], "affine4:g=32"]:
+    for name in BUILT["mlx"]:
         stored = parse_kv(f"ctk={name},ctv=f16").k
         assert codecs.make_codec(stored, 128).bits_per_value == stored.bits_per_value(128)
 
@@ -153,21 +155,29 @@ def test_boundary_is_supported_on_mlx() -> None:
 @pytest.mark.parametrize(
     ("text", "backend", "reasons"),
     [
-        ("turbo5v5", "mlx", ["turbo5 is planned for mlx and not implemented yet"]),
         (
-            "ctk=q8_0,ctv=q5_0,rot_v=wht,boundary=2",
+            "ctk=nuq3,ctv=q5_0,kmean=1,boundary=2",
             "mlx",
-            ["q5_0 is planned for mlx and not implemented yet", "rot_v=wht is planned for mlx and not implemented yet"],
+            ["nuq3 is planned for mlx and not implemented yet", "kmean=1 is planned for mlx and not implemented yet"],
         ),
         (
-            "ctk=turbo4:scale=eden,ctv=turbo4",
+            "ctk=turbo4:scale=eden:prod=1,ctv=turbo4",
             "mlx",
-            ["turbo4:scale=eden is planned for mlx and not implemented yet"],
+            ["turbo4:prod=1 is planned for mlx and not implemented yet"],
         ),
         (
-            "ctk=f16,ctv=turbo2,boundary_v=2:type=q8_0",
+            "ctk=minmax2:axis=channel:g=64,ctv=minmax2:g=64",
             "mlx",
-            ["boundary_v=2:type=q8_0 is planned for mlx and not implemented yet"],
+            ["minmax2:axis=channel is planned for mlx and not implemented yet"],
+        ),
+        ("ctk=q8_0,ctv=q5_1:rot=haar,seed=3,boundary_v=2:type=q8_0", "mlx", []),
+        (
+            "ctk=q8_0,ctv=q8_0,rot=wht",
+            "llamacpp",
+            [
+                "q8_0 is planned for llamacpp and not implemented yet",
+                "rot=wht is planned for llamacpp and not implemented yet",
+            ],
         ),
         (
             "ctk=q8_0,ctv=f16",

@@ -1,4 +1,4 @@
-"""The arrows of DESIGN §2, read from the source, and what `import refract.cli` may cost."""
+"""The arrows of docs/design.md, read from the source, and what `import refract.cli` may cost."""
 
 from __future__ import annotations
 

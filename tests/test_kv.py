@@ -343,6 +343,39 @@ def test_is_reference_like(text: str, expected: bool) -> None:
     assert parse_kv(text).is_reference_like is expected
 
 
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [("all", range(8)), ("last3", range(5, 8)), ("0-2+5", [0, 1, 2, 5]), ("7", [7]), ("0-3+1-6", range(7))],
+)
+def test_layers_are_counted_from_either_end(layers: str, named: Iterable[int]) -> None:
+    config = parse_kv(f"ctk=q8_0,ctv=turbo2,layers={layers}")
+    assert config.layers(8) == set(named)
+    assert config.own_layers(8) == (set(named), set(named))
+
+
+def test_boundary_layers_and_spared_layers_are_not_a_sides_own() -> None:
+    config = parse_kv("ctk=q8_0,ctv=turbo2,layers=0-4,boundary_v=2")
+    assert config.own_layers(8) == ({0, 1, 2, 3, 4}, {2, 3, 4})
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "message"),
+    [
+        ("layers=5-8", "layers=5-8 names layers that are not there: the model has 8 KV layers"),
+        ("layers=last9", "layers=last9 names layers that are not there: the model has 8 KV layers"),
+        ("layers=last8", "layers=last8 cannot act: these are all of the model's 8 KV layers"),
+        ("layers=0-7", "layers=0-7 cannot act: these are all of the model's 8 KV layers"),
+        ("layers=last2,boundary_v=2", "boundary_v=2 leaves no layer of layers=last2 as ctv says"),
+        ("boundary=4", "boundary_k=4 leaves no layer as ctk says"),
+    ],
+)
+def test_layers_that_a_model_does_not_have_or_all_of_them_are_refused(modifiers: str, message: str) -> None:
+    with pytest.raises(KVUnsupportedError) as caught:
+        parse_kv(f"ctk=q8_0,ctv=turbo2,{modifiers}").own_layers(8)
+    assert caught.value.message == message
+    assert caught.value.hint
+
+
 def test_values_are_frozen_hashable_and_picklable() -> None:
     config = parse_kv("ctk=q8_0,ctv=turbo4:scale=eden,boundary=2")
     assert len({config, parse_kv(str(config))}) == 1

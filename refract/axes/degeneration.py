@@ -83,7 +83,9 @@ def indifference(pairs: Sequence[Pair], *, what: str) -> str | None:
     ours, theirs = ([content(side) for side in sides] for sides in _sides(pairs))
     texts, reference_texts = len(set(ours)), len(set(theirs))
     if 2 * texts <= reference_texts:
-        return f"the candidate gives only {texts} different texts in {len(pairs)} {what}, the reference {reference_texts}"
+        return (
+            f"the candidate gives only {texts} different texts in {len(pairs)} {what}, the reference {reference_texts}"
+        )
     distance, reference_distance = _distance(ours), _distance(theirs)
     if reference_distance >= _LEAST_DISTANCE and distance < ALIKE_RATIO * reference_distance:
         return (
@@ -104,10 +106,12 @@ def _distance(texts: Sequence[Sequence[int]]) -> float:
     return sum(found) / len(found)
 
 
-def constant_reference(pairs: Sequence[Pair]) -> int:
-    """How many of the answers are the reference's most frequent text, if more than half are; 0 otherwise."""
+def constant_reference(pairs: Sequence[Pair]) -> str | None:
+    """That the reference says one text to most prompts, so that following it proves nothing; None when it does not."""
     theirs = _most_frequent([content(p.reference) for p in pairs])
-    return theirs if len(pairs) >= _FEWEST_ANSWERS and 2 * theirs > len(pairs) else 0
+    if len(pairs) < _FEWEST_ANSWERS or 2 * theirs <= len(pairs):
+        return None
+    return f"the reference gives one and the same text in {theirs} of {len(pairs)} answers: agreement proves nothing"
 
 
 def constant_answers(pairs: Sequence[Pair]) -> int:

@@ -15,7 +15,7 @@ LINK: Link = "100*exp(-r)"
 UNIT: Unit = "window"
 LOWEST_KL = -0.01  # nats; rounding of 16-bit log-probabilities stays far above it
 LOWEST_MEAN_KL = -1e-4
-APART = 0.223  # mean nats of a score of 80
+APART = 0.1054  # mean nats of a score of 90
 DEEPER = 2.0  # times the KL of the windows, from which on a deep cache's KL is a finding
 
 
@@ -96,7 +96,7 @@ def _negative(kl: F64, where: str) -> str | None:
 
 
 def _distance(windows: Measured) -> Iterator[str]:
-    """Sentences on a KL too large for a PASS, and on a perplexity that hides it."""
+    """Sentences on a KL too large to be EXCELLENT, and on a perplexity that hides it."""
     mean, delta = windows.column("kl").mean(), windows.column("token_nll_delta").mean()
     if mean < APART:
         return

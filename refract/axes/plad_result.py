@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from refract.axes.answers import reasons, too_many_missing
 from refract.axes.base import Answers
 from refract.axes.continuations import Continuations, Paired, read_pairs
-from refract.axes.degeneration import Pair, constant_answers, findings, indifference
+from refract.axes.degeneration import Pair, constant_answers, constant_reference, findings, indifference
 from refract.axes.means import clustered_mean
 from refract.axes.perturbations import PERTURBATIONS
 from refract.axes.variants import Skipped, Variant
@@ -85,15 +85,17 @@ def plad_result(
         for v in variants
         if v.id in changed.pairs
     ]
-    problem = _problem(changed, [_pair(tokenizer, pair) for pair in anchors.pairs.values()])
+    unchanged = [_pair(tokenizer, pair) for pair in anchors.pairs.values()]
+    problem = _problem(changed, unchanged)
     opposed = None if problem else _opposed(drifts)
+    doubt = constant_reference(unchanged) or opposed
     samples = tuple(d.sample() for d in drifts)
     columns = [s.numerator for s in samples], [s.denominator for s in samples], [s.cluster for s in samples]
     return AxisResult(
         axis="plad",
-        status="failed" if problem else "low-confidence" if opposed else "ok",
+        status="failed" if problem else "low-confidence" if doubt else "ok",
         score=None if problem else estimate.score(LINK, *columns),
-        reason=problem or opposed,
+        reason=problem or doubt,
         link=LINK,
         unit=UNIT,
         protocol="decode",

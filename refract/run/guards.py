@@ -26,7 +26,6 @@ from refract.work import (
     TokenScores,
 )
 
-
 UNCOMPRESSED = frozenset(name for name in FORMATS if not Format(name=name).compressed)
 IDLE_SHARE = 0.1  # of the texts of one protocol may show no divergence at all
 TELLING_POSITIONS = 16  # of a text: at fewer, a sure model may round to the same float32 under any cache
@@ -138,7 +137,8 @@ def same_numbers(requests: Sequence[Request], reference: Answers, candidate: Ans
     asked = {request: candidate[request] for request in requests if isinstance(request, Generate | ScoreTokens)}
     known = [numbers for answer in asked.values() if (numbers := _numbers(answer)) is not None]
     differences = list(_differences(reference, asked))
-    if sum(numbers.size for numbers in known) < TELLING_POSITIONS or not differences or any(differences):
+    telling = sum(int(np.isfinite(numbers).sum()) for numbers in known) >= TELLING_POSITIONS
+    if not telling or not differences or any(differences):
         return None
     return (
         "all log-probabilities of its texts equal the reference's bit for bit, "

@@ -78,7 +78,7 @@ def fit_ratio(sums: ClusterSums) -> RatioFit:
     """r with the linearised CR1 standard error.
 
     Var r = G/(G−1) · Σ_g u_g² / (Σ denominator)² with u_g = Σ_{i∈g} (numerator_i − r · denominator_i); for
-    denominators of 1 this is the clustered variance of a mean (SCIENCE §5.1; Cameron & Miller 2015; Miller 2024,
+    denominators of 1 this is the clustered variance of a mean (Cameron & Miller 2015; Miller 2024,
     arXiv:2411.00640).
     """
     total = float(sums.denominators.sum())

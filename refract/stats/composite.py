@@ -14,7 +14,7 @@ from refract.stats.resample import Resampled, difference_interval, joint_score_d
 
 __all__ = ["band", "composite", "composite_difference", "harmonic_mean", "samples_needed"]
 
-CERTAIN = 0.8  # a band with less probability than this is printed as borderline (SCIENCE §5.8)
+CERTAIN = 0.8  # a band with less probability than this is printed as borderline
 
 
 def harmonic_mean(values: Sequence[float]) -> float:

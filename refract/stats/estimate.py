@@ -35,7 +35,7 @@ def ratio(
     log_scale: bool = False,
     bounds: tuple[float, float] | None = None,
 ) -> Estimate:
-    """r = Σ numerator / Σ denominator with its CR1 interval, t with G − 1 degrees of freedom (SCIENCE §5.1).
+    """r = Σ numerator / Σ denominator with its CR1 interval, t with G − 1 degrees of freedom.
 
     Method "cr1-t" is r ± t·SE. With `log_scale`, for means of nonnegative skewed values such as KL, method "cr1-log-t":
     exp(log r ± t·SE/r), widened above for the skewness seen (`intervals.log_t_bounds`); never below 0. r ≤ 0 falls back

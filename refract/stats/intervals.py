@@ -3,7 +3,7 @@
 A function here takes a fit and the t quantiles (M,) that belong to confidences u (M,), and returns the one-sided bounds
 (M,) of the ratio at those confidences, increasing in u. The bounds at α/2 and 1 − α/2 are the usual interval; the whole
 curve is what the composite draws from (confidence distributions: Xie & Singh 2013, Int. Stat. Rev. 81:3). Which form an
-axis uses was chosen by simulation, see docs/statistics and tests/stats/test_coverage.py.
+axis uses was chosen by simulation, see docs/statistics.md and tests/stats/test_coverage.py.
 """
 
 from __future__ import annotations

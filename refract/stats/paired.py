@@ -26,7 +26,7 @@ def paired_ratio_difference(
     """r_A − r_B on the same samples, with its CR1 interval: what both candidates share within a cluster cancels.
 
     Var = G/(G−1) · Σ_g (u_A,g / D_A − u_B,g / D_B)², u the linearised residuals and D the summed denominators, t with
-    G − 1 degrees of freedom (SCIENCE §5.3), widened on the side to which the differences are skewed
+    G − 1 degrees of freedom, widened on the side to which the differences are skewed
     (`intervals.skew_t_bounds`). Methods "paired-cr1-t", and "no-variance" when all clusters agree.
 
     Raises: ValueError for one cluster, or where `ratio` would.
@@ -150,7 +150,7 @@ def paired_score_difference(
 def mcnemar_exact(b: int, c: int) -> float:
     """Two-sided p-value of the exact McNemar test on discordant pairs: 2 · P(Bin(b+c, ½) ≤ min(b, c)), at most 1.
 
-    `b` counts samples that only A hit, `c` those that only B hit (McNemar 1947; SCIENCE §5.3). Significance at .05
+    `b` counts samples that only A hit, `c` those that only B hit (McNemar 1947). Significance at .05
     needs six or more, all on one side.
     """
     if b < 0 or c < 0:

@@ -11,7 +11,7 @@ from refract.results import Estimate
 from refract.stats.clusters import F64, ClusterSums, fit_ratio
 from refract.stats.intervals import both_tails, log_t_bounds
 
-BEYOND = 10  # a quantile with fewer values beyond it is an accident of the sample (SCIENCE §5.1)
+BEYOND = 10  # a quantile with fewer values beyond it is an accident of the sample
 
 
 def quantiles(

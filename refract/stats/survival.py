@@ -32,7 +32,7 @@ def kaplan_meier(times: Sequence[int], events: Sequence[bool], *, level: float =
     """The Kaplan–Meier curve with log-log Greenwood bounds.
 
     `times` are 0-based indices of the first divergence where `events` is true, and of censoring where not. A prompt on
-    which both sides ended alike has survived: give it the end of the budget (SCIENCE §5.5). S(t) = Π (1 − d_j / n_j)
+    which both sides ended alike has survived: give it the end of the budget. S(t) = Π (1 − d_j / n_j)
     over t_j ≤ t (Kaplan & Meier 1958); bounds exp(−exp(log(−log S) ∓ z·√V / log S)) with V = Σ d_j / (n_j (n_j − d_j))
     (Kalbfleisch & Prentice 2002, §1.4). Where S reaches 0 the variance has no estimate: `low` is 0 and `high` is
     carried forward.
@@ -83,7 +83,7 @@ def survival_at(curve: Curve, t: float) -> float:
 def rmst(curve: Curve, tau: int) -> tuple[float, float]:
     """(restricted mean, variance): matched tokens expected within a budget of `tau`, Σ_{t<τ} S(t), and its variance.
 
-    Var = Σ_j [Σ_{t_j ≤ t < τ} S(t)]² · d_j / (n_j (n_j − d_j)) (Royston & Parmar 2013; SCIENCE §5.5). Without censoring
+    Var = Σ_j [Σ_{t_j ≤ t < τ} S(t)]² · d_j / (n_j (n_j − d_j)) (Royston & Parmar 2013). Without censoring
     before τ, rmst / τ is the mean share of the budget that matched.
     """
     if tau < 1:

@@ -1,4 +1,4 @@
-"""A fake model that answers its prompts and finds its needles, and runs of all four axes over broken candidates of it."""
+"""A fake model that answers its prompts and finds its needles, and runs of all four axes over candidates of it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,37 @@ from refract.work import TokenIds
 N_PREDICT = 48
 REFERENCE, CANDIDATE = "ctk=f16,ctv=f16", "ctk=q8_0,ctv=q8_0"
 SUBJECTS = (
-    "bridges windmills violins glaciers compasses beehives locks tides kilns sundials radios clouds magnets looms ovens "
-    "elevators lenses batteries rivers cameras bicycles volcanoes pianos harbours turbines comets gardens printers "
-    "whistles canals"
-).split()
+    "bridges",
+    "windmills",
+    "violins",
+    "glaciers",
+    "compasses",
+    "beehives",
+    "locks",
+    "tides",
+    "kilns",
+    "sundials",
+    "radios",
+    "clouds",
+    "magnets",
+    "looms",
+    "ovens",
+    "elevators",
+    "lenses",
+    "batteries",
+    "rivers",
+    "cameras",
+    "bicycles",
+    "volcanoes",
+    "pianos",
+    "harbours",
+    "turbines",
+    "comets",
+    "gardens",
+    "printers",
+    "whistles",
+    "canals",
+)
 PROMPTS = prompt_set(*(f"Explain how {subject} work and give one brief example." for subject in SUBJECTS))
 TEXT = corpus(one=prose(30000, seed=1), two=prose(30000, seed=2))
 RETRIEVAL = Rniah(up_to=4096, trials=1, answer_tokens=24)

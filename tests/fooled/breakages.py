@@ -132,8 +132,7 @@ thinks_for_ever = generating(
 
 def forgets_beyond(tokens: int) -> Rewrite:
     """No needle is found in prompts longer than that."""
-    lost = generating(lambda request, answer: b"I do not know." if len(request.prompt) > tokens else answer.tokens)
-    return lost
+    return generating(lambda request, answer: b"I do not know." if len(request.prompt) > tokens else answer.tokens)
 
 
 def _mixed_up() -> Rewrite:

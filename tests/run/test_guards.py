@@ -11,10 +11,13 @@ from refract.run.guards import (
     Measured,
     answers_digest,
     as_not_exercised,
+    compressed_layers,
     duplicates,
     must_differ,
     never_acted,
     never_read,
+    not_as_asked,
+    same_numbers,
 )
 from refract.work import (
     Answer,
@@ -128,8 +131,70 @@ def test_a_pass_that_never_read_the_cache_is_told_from_one_that_did() -> None:
     reason = never_read(both, blind)
     assert reason == "every divergence in prefill protocol is exactly 0: that pass never read the compressed cache"
     assert never_read([COMPARE], blind) is None
-    assert never_read(both, {**blind, prefill: divergence(0.0, 1e-9)}) is None
+    assert never_read(both, {**blind, prefill: divergence(0.0, 2e-2)}) is None
+    nearly = never_read(both, {**blind, prefill: divergence(0.0, 1e-8)})
+    assert nearly is not None
+    assert nearly.startswith("mean KL is 5e-09 nats in prefill protocol and 0.5 in decode protocol")
+    assert never_read(both, {COMPARE: divergence(1e-4), prefill: divergence(0.0, 1e-8)}) is None
     assert never_read(both, {prefill: Failure(kind="x", message="y")}) is None
+
+
+def test_texts_long_enough_to_tell_must_all_diverge() -> None:
+    """A cache that compresses from some depth on leaves the windows before it as they were."""
+    requests = [replace(COMPARE, salt=str(i)) for i in range(10)]
+    idle, moved = divergence(*[0.0] * 16), divergence(*[0.1] * 16)
+    assert never_read(requests, {r: idle if i < 1 else moved for i, r in enumerate(requests)}) is None
+    reason = never_read(requests, {r: idle if i < 2 else moved for i, r in enumerate(requests)})
+    assert reason is not None
+    assert reason.startswith("in 2 of 10 texts every divergence in decode protocol is exactly 0")
+    short = divergence(*[0.0] * 15)
+    assert never_read(requests, {r: short if i < 9 else moved for i, r in enumerate(requests)}) is None
+
+
+def test_an_axis_that_saw_the_references_own_numbers_was_not_exercised() -> None:
+    forced = replace(FORCED, tokens=(1,) * 17)
+    numbers = TokenScores(logprobs=f32(*[-0.5] * 16))
+    reference: dict[Request, Answer | Failure] = {forced: numbers, ASK: generation(-1.0)}
+    other = TokenScores(logprobs=f32(*[-0.5] * 15, -0.6))
+    reason = same_numbers([forced], reference, {forced: numbers})
+    assert reason is not None
+    assert "bit for bit" in reason
+    assert same_numbers([forced], reference, {forced: other}) is None
+    assert same_numbers([ASK], reference, {ASK: generation(-1.0)}) is None, "too few numbers to tell"
+    assert same_numbers([forced], {}, {forced: numbers}) is None
+    assert same_numbers([forced], reference, {forced: Failure(kind="x", message="y")}) is None
+
+
+@pytest.mark.parametrize(
+    ("kv", "layers", "asked"),
+    [
+        ("ctk=f16,ctv=f16", 10, 0),
+        ("ctk=q8_0,ctv=f16", 10, 10),
+        ("ctk=q8_0,ctv=q8_0,boundary=2", 10, 6),
+        ("ctk=f16,ctv=q8_0,boundary_v=2", 10, 6),
+        ("ctk=q8_0,ctv=q8_0,boundary_v=3", 10, 10),
+        ("ctk=turbo3,ctv=turbo3,boundary=2:type=q8_0", 10, 10),
+    ],
+)
+def test_how_many_layers_a_configuration_compresses(kv: str, layers: int, asked: int) -> None:
+    assert compressed_layers(parse_kv(kv), layers) == asked
+
+
+def test_what_the_engine_says_it_left_uncompressed_is_believed() -> None:
+    kv = "ctk=q8_0,ctv=q4_0"
+    healthy = measured(kv, {})
+    assert not_as_asked(REFERENCE, healthy) is None
+    assert not_as_asked(REFERENCE, measured(kv, {}, compressed=3)) == (
+        "the engine compressed 3 of 4 layers, 4 were asked for: the rest flatters every score"
+    )
+    assert not_as_asked(REFERENCE, measured(kv, {}, k="f16")) == "K was asked for as q8_0, the engine stores f16"
+    assert not_as_asked(REFERENCE, measured(f"{kv},boundary_k=1", {}, k="f16")) is None
+    big = replace(healthy, effective=replace(healthy.effective, bytes_per_token=64.0))
+    reference = replace(REFERENCE, effective=replace(REFERENCE.effective, bytes_per_token=64.0))
+    assert not_as_asked(reference, big) == (
+        "the engine allocates 64 bytes a token for ctk=q8_0,ctv=q4_0, no fewer than the reference's 64"
+    )
+    assert not_as_asked(reference, healthy) is None
 
 
 def test_a_candidate_that_only_drops_tokens_is_judged_by_what_it_did() -> None:

@@ -182,7 +182,7 @@ def test_kld_score_oracle(case: dict[str, float]) -> None:
 @pytest.mark.parametrize("case", ORACLE["plad_score"], ids=lambda c: str(c["excess"]))
 def test_plad_score_oracle(case: dict[str, float]) -> None:
     found = score("100*exp(-5*|r|)", [case["excess"]] * 3, [1.0] * 3, ids(3)).value
-    # The oracle clips a negative excess at 0; here a mean below 0 is drift as well (DESIGN §5).
+    # The oracle clips a negative excess at 0; here a mean below 0 is drift as well.
     expected = case["score"] if case["excess"] >= 0 else 100.0 * math.exp(5.0 * case["excess"])
     assert found == pytest.approx(expected, rel=1e-12)
 

@@ -84,7 +84,7 @@ def test_curve_never_rises_and_stays_within_its_bounds(pairs: list[tuple[int, bo
 
 @pytest.mark.parametrize(("h", "tau", "share"), [(0.005, 128, 73.6), (0.02, 256, 19.0)])
 def test_constant_hazard_gives_the_published_share(h: float, tau: int, share: float) -> None:
-    times = np.minimum(np.random.default_rng(0).geometric(h, size=20_000) - 1, tau)  # SCIENCE §5.5
+    times = np.minimum(np.random.default_rng(0).geometric(h, size=20_000) - 1, tau)
     assert 100 * rmst(kaplan_meier(times.tolist(), (times < tau).tolist()), tau)[0] / tau == pytest.approx(
         share, abs=0.8
     )

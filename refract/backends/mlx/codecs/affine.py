@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from refract.backends.mlx.codecs.base import spelled
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affine:
@@ -21,16 +23,24 @@ class Affine:
     @property
     def name(self) -> str:
         """The canonical text: affine8, affine4:g=32."""
-        return f"affine{self.bits}" + ("" if self.group == 64 else f":g={self.group}")
+        return spelled(f"affine{self.bits}", g=str(self.group))
 
     @property
     def bits_per_value(self) -> float:
         """b + 32/g."""
         return self.bits + 32 / self.group
 
-    def roundtrip(self, x: mx.array) -> mx.array:
-        """`x` (…, D), D a multiple of the group, through `mx.quantize` and `mx.dequantize`."""
+    def encode(self, x: mx.array) -> tuple[mx.array, ...]:
+        """Packed codes (…, D · b / 32) uint32, scales and biases (…, D / g) of `x` (…, D), D a multiple of g."""
         half = x.astype(mx.float16) if x.dtype == mx.float32 else x
         codes, scales, biases = mx.quantize(half, group_size=self.group, bits=self.bits)
-        read = mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits)
-        return mx.where(mx.isnan(x), x, read.astype(x.dtype))
+        return codes, scales, biases
+
+    def decode(self, *parts: mx.array) -> mx.array:
+        """scale · code + bias (…, D), in the dtype of the scales."""
+        codes, scales, biases = parts
+        return mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits)
+
+    def roundtrip(self, x: mx.array) -> mx.array:
+        """`x` (…, D), D a multiple of the group, through `mx.quantize` and `mx.dequantize`."""
+        return mx.where(mx.isnan(x), x, self.decode(*self.encode(x)).astype(x.dtype))

@@ -6,6 +6,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from refract.formats import FORMATS
+from refract.kv import Format
+
 
 class Codec(Protocol):
     """One storage format of keys or of values, for one head dimension."""
@@ -18,8 +21,35 @@ class Codec(Protocol):
     def bits_per_value(self) -> float:
         """Stored bits per value, scales and norms included."""
 
+    def encode(self, x: mx.array) -> tuple[mx.array, ...]:
+        """What is stored of `x` (…, D): codes, one an array element, then scales and the like."""
+
+    def decode(self, *parts: mx.array) -> mx.array:
+        """Vectors (…, D) of what `encode` made."""
+
     def roundtrip(self, x: mx.array) -> mx.array:
         """What reading `x` (…, D) back gives, same shape and dtype; every vector along the last axis on its own.
 
         NaN and infinity propagate to the vector or block they lie in.
         """
+
+
+def spelled(name: str, **options: str) -> str:
+    """The canonical text of the catalogue's format `name` with these options."""
+    every = [(option, options.get(option.name, option.default)) for option in FORMATS[name].options]
+    return str(Format(name=name, options=tuple((o.name, value) for o, value in every if value != o.default)))
+
+
+def inverse(scale: mx.array) -> mx.array:
+    """1 / scale, and 0 where the scale is 0."""
+    return mx.where(scale == 0, 0.0, 1.0 / scale)
+
+
+def grouped(x: mx.array, size: int) -> mx.array:
+    """`x` (…, D) as float32 groups (…, D / size, size)."""
+    return x.astype(mx.float32).reshape(*x.shape[:-1], -1, size)
+
+
+def ungrouped(groups: mx.array) -> mx.array:
+    """Groups (…, n, size) as vectors (…, n · size)."""
+    return groups.reshape(*groups.shape[:-2], -1)

@@ -25,6 +25,14 @@ class Dense:
         """16 or 32."""
         return _DTYPES[self.name][1]
 
+    def encode(self, x: mx.array) -> tuple[mx.array, ...]:
+        """`x` (…, D) in the type."""
+        return (x.astype(_DTYPES[self.name][0]),)
+
+    def decode(self, *parts: mx.array) -> mx.array:
+        """The stored vectors (…, D), float32."""
+        return parts[0].astype(mx.float32)
+
     def roundtrip(self, x: mx.array) -> mx.array:
         """`x` after a cast to the type and back."""
         dtype = _DTYPES[self.name][0]
