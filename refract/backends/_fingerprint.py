@@ -36,7 +36,7 @@ class _Known:
         self._path = None if cache_dir is None else cache_dir / "fingerprints.json"
         self._hashes: dict[str, str] = {}
         self._changed = False
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
             if self._path is not None:
                 content = json.loads(self._path.read_text("utf-8"))
                 self._hashes = dict(content["hashes"]) if content.get("version") == _CACHE_VERSION else {}
