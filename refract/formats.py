@@ -413,6 +413,7 @@ _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "boundary": {"backends": ("mlx",), "planned": ("vllm",)},  # vLLM: kv_cache_dtype_skip_layers
         "rot": {"backends": ("mlx",), "planned": ("llamacpp",)},  # llama.cpp: LLAMA_ATTN_ROT_DISABLE and its overrides
         "seed": {"backends": ("mlx",), "planned": ()},
+        "layers": {"backends": ("mlx",), "planned": ()},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

@@ -6,10 +6,12 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from refract.cli import formats as command
+from refract.cli.formats_page import NOTES, page
 from refract.formats import (
     ALIASES,
     BACKENDS,
@@ -132,7 +134,7 @@ def test_status_names_exist_and_a_backend_is_either_built_or_planned() -> None:
 def test_what_mlx_has_now() -> None:
     assert {name for name, spec in FORMATS.items() if "mlx" in spec.backends} == MLX_NOW
     by_side = {f"{key}{side}" for key in ("rot", "boundary") for side in ("", "_k", "_v")}
-    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} == {"seed", *by_side}
+    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} == {"seed", "layers", *by_side}
 
 
 @pytest.mark.parametrize("name", sorted(MLX_NOW))
@@ -243,3 +245,10 @@ def test_loading_is_cheap(module: str, absent: str) -> None:
     code = f"import sys, {module}; print(*set({absent.split()}) & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+def test_the_page_is_current_and_says_something_of_every_family() -> None:
+    made = Path(__file__).parents[1] / "docs" / "kv-formats.md"
+    again = "python -c 'from refract.cli.formats_page import page; print(page(), end=str())' > docs/kv-formats.md"
+    assert made.read_text(encoding="utf-8") == page(), f"run: {again}"
+    assert set(NOTES) == {spec.family for spec in FORMATS.values()}

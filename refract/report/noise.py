@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from refract.report.words import interval, significant, statistic
-from refract.results import CandidateResult, Estimate, Report, Statistic, within_noise
+from refract.report.words import significant, statistic
+from refract.results import CandidateResult, Report, Statistic, plain_number, within_noise
 
 COLUMNS = ("configuration", "KL against reference", "KL against itself", "same top token")
 
@@ -39,7 +39,7 @@ def _row(result: CandidateResult, loss: str) -> tuple[str, str, str, str]:
     noise = result.control
     if noise is None:
         return result.kv, loss, "–", "–"
-    return result.kv, loss, _nats(noise.mean_kl_nats), statistic(noise.top1_agreement, "share")
+    return result.kv, loss, _nats(noise.mean_kl_nats), statistic(plain_number(noise.top1_agreement), "share")
 
 
 def _loss(candidate: CandidateResult) -> str:
@@ -48,8 +48,5 @@ def _loss(candidate: CandidateResult) -> str:
 
 
 def _nats(value: Statistic) -> str:
-    if value is None:
-        return "not known"
-    if isinstance(value, Estimate):
-        return f"{significant(value.value)} {interval(value, 'nats')} nats"
-    return f"{significant(value)} nats"
+    number = plain_number(value)
+    return "not known" if number is None else f"{significant(number)} nats"

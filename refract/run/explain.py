@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from refract.axes.base import AxisPlan
 from refract.engine import Engine, LoadSpec
-from refract.errors import IncompleteError, UsageError
+from refract.errors import EngineError, IncompleteError, UsageError
 from refract.kv import KVConfig, parse_kv
 from refract.results import BAND_FLOORS, CandidateResult, mean_kl_of
 from refract.run.guards import Measured
@@ -30,15 +30,16 @@ def explain(
 ) -> CandidateResult:
     """The result with a finding that says which side carries the loss, from up to two more sessions.
 
-    Where one side cannot be run alone, or its answers are not stored and nothing may be loaded, the finding says so.
+    Where a side cannot be run alone, the engine fails, or answers are missing and nothing may be loaded, the finding
+    says so.
 
-    Raises: EngineError, StoreError.
+    Raises: StoreError.
     """
     losses: dict[str, float] = {}
     for name, kv in _halves(side.load.kv).items():
         try:
             losses[name] = _loss(_side(side, kv, engine), windows, reference, opened)
-        except (UsageError, IncompleteError, ValueError) as error:
+        except (UsageError, EngineError, IncompleteError, ValueError) as error:
             return _with(result, f"which side carries the loss is not known: {name} alone was not measured: {error}")
     return _with(result, attribution(losses["keys"], losses["values"]))
 

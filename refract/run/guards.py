@@ -116,7 +116,7 @@ def _partly_read(seen: Mapping[str, Sequence[Divergence]]) -> str | None:
 
 
 def _next_to_nothing(seen: Mapping[str, Sequence[Divergence]]) -> str | None:
-    """Which protocol sees so much less than the other that it can only have seen rounding."""
+    """Which protocol sees so much less than the other that the two cannot have read one cache."""
     means = {protocol: float(np.mean(np.concatenate([a.kl for a in found]))) for protocol, found in seen.items()}
     if len(means) < 2 or not np.all(np.isfinite(list(means.values()))):
         return None
@@ -125,7 +125,7 @@ def _next_to_nothing(seen: Mapping[str, Sequence[Divergence]]) -> str | None:
         return None
     return (
         f"mean KL is {means[low]:.2g} nats in {low} protocol and {means[high]:.2g} in {high} protocol: "
-        "the former hardly read the compressed cache"
+        f"the two passes did not read the same cache, or {low} hardly read the compressed one"
     )
 
 
@@ -134,7 +134,9 @@ def same_numbers(requests: Sequence[Request], reference: Answers, candidate: Ans
 
     None where answers came without numbers, or too few of them to tell.
     """
-    asked = {request: candidate[request] for request in requests if isinstance(request, Generate | ScoreTokens)}
+    asked: Answers = {
+        request: candidate[request] for request in requests if isinstance(request, Generate | ScoreTokens)
+    }
     known = [numbers for answer in asked.values() if (numbers := _numbers(answer)) is not None]
     differences = list(_differences(reference, asked))
     telling = sum(int(np.isfinite(numbers).sum()) for numbers in known) >= TELLING_POSITIONS

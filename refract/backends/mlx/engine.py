@@ -30,7 +30,7 @@ _OPTIONS: Mapping[str, str] = {
     "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
 }
 _MOST: Mapping[str, int] = {"batch": 1024, "chunk": 1 << 16}
-# MKL sums in blocks of 384: passes of 256 and 512 tokens give the same bits, 128 others beyond 384 tokens of context.
+# 256 and 512 tokens a pass give the same bits on a CPU; a control needs shorter ones.
 _CONTROL: Mapping[str, str] = {"batch": "8", "chunk": "128"}
 
 
@@ -75,6 +75,7 @@ class MLXEngine:
                     f"boundary_{side}={boundary} leaves none of {source.name}'s {source.layers} layers compressed",
                     hint=f"use at most {(source.layers - 1) // 2}",
                 )
+        kv.own_layers(source.layers)
         self._check_codecs(kv, source.head_dim)
 
     def tokenizer(self, model: str) -> HFTokenizer:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from refract.backends._gguf import read_gguf
 from refract.backends.mlx.cache import LayerSpec
-from refract.backends.mlx.codecs import side_codecs
+from refract.backends.mlx.codecs import layer_codecs
 from refract.backends.mlx.forward import new_caches
 from refract.backends.mlx.gguf_model import load_gguf_model
 from refract.backends.mlx.lanes import make_lanes
@@ -37,7 +37,7 @@ class Runtime:
         model, wanted = _load(source, options["dtype"])
         split = split_model(model)
         specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds))
-        effective, vocab_size = probe(split, specs)
+        effective, vocab_size = probe(split, specs, _own_layers(spec.kv, len(specs)))
         _require_match(spec.kv, effective)
         return MLXSession(
             split,
@@ -86,22 +86,21 @@ def _load(source: ModelSource, dtype: str) -> tuple[nn.Module, mx.Dtype]:
 
 
 def layer_specs(kv: KVConfig, head_dim: int, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Each layer's codecs: the boundary format in the first and last n layers of a side, the side's own elsewhere."""
-    (k, k_edge), (v, v_edge) = side_codecs(kv, head_dim)
-    k_boundary, v_boundary = kv.boundary
-    count = len(windows)
-    return tuple(
-        LayerSpec(
-            k=k_edge if min(layer, count - 1 - layer) < k_boundary else k,
-            v=v_edge if min(layer, count - 1 - layer) < v_boundary else v,
-            window=window,
-        )
-        for layer, window in enumerate(windows)
-    )
+    """Each layer's codecs: f16 where `layers` spares it, the boundary format at the ends, the side's own elsewhere."""
+    pairs = zip(layer_codecs(kv, head_dim, len(windows)), windows, strict=True)
+    return tuple(LayerSpec(k=k, v=v, window=window) for (k, v), window in pairs)
 
 
-def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, int]:
+def _own_layers(kv: KVConfig, count: int) -> tuple[int, int]:
+    """(K, V) a layer that is stored as `ctk` or `ctv` says."""
+    k, v = kv.own_layers(count)
+    return min(k), min(v)
+
+
+def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[EffectiveKV, int]:
     """What the caches hold after two tokens went through the model, and the width of its logits.
+
+    `own`: (K, V) a layer to take the side's format from.
 
     Raises: ModelError when a layer never wrote to its cache.
     """
@@ -122,26 +121,20 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec]) -> tuple[EffectiveKV, i
         for w in windows
     )
     effective = EffectiveKV(
-        k=_common(spec.k.name for spec in specs),
-        v=_common(spec.v.name for spec in specs),
+        k=specs[own[0]].k.name,
+        v=specs[own[1]].v.name,
         layers=len(specs),
         layers_compressed=sum(spec.compressed for spec in specs),
         bytes_per_token=size,
-        notes=(*note, *_boundary_notes(specs)),
+        notes=(*note, *_other_notes(specs, own)),
     )
     return effective, int(logits.shape[-1])
 
 
-def _common(names: Iterable[str]) -> str:
-    listed = list(names)
-    return max(set(listed), key=listed.count)
-
-
-def _boundary_notes(specs: Sequence[LayerSpec]) -> tuple[str, ...]:
+def _other_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[str, ...]:
     notes = []
-    for side, names in (("K", [s.k.name for s in specs]), ("V", [s.v.name for s in specs])):
-        main = _common(names)
-        others = [f"{layer} ({name})" for layer, name in enumerate(names) if name != main]
+    for side, names, layer in zip("KV", zip(*((s.k.name, s.v.name) for s in specs), strict=True), own, strict=True):
+        others = [f"{other} ({name})" for other, name in enumerate(names) if name != names[layer]]
         if others:
             notes.append(f"{side} is stored otherwise in layers {', '.join(others)}")
     return tuple(notes)
