@@ -1,7 +1,7 @@
 """The catalogue of KV formats, modifiers and aliases: the single source of the parser, the CLI, the docs and the tests.
 
 A new format is one entry in `FORMATS`, implementing one is its name in `BUILT`, a new modifier one in `MODIFIERS`.
-Spelling, defaults and the meaning of aliases are SCIENCE §4.3; stored bits per value are §1.7, §1.10 and §4.2.
+Stored bits per value follow each format's published layout, scales and norms included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _TURBO_FORK = ("turbo2", "turbo3", "turbo4")  # in the turboquant fork of llama.cpp only
-# What these engines have (ENGINES.md). For mlx every format is planned.
+# What these engines have. For mlx every format is planned.
 PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "llamacpp": ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", *_TURBO_FORK),
@@ -320,7 +320,7 @@ _FP8 = (_choice("scale", "none", "head", backends=("mlx",)),)
 _TURBO = (
     _choice("codebook", "normal", "sphere", "legacy4", backends=("mlx",)),
     _choice("scale", "matched", "none", "eden", "ls", backends=("mlx",)),
-    _choice("prod", "0", "1", sides=("k",)),  # 5.7 times the error of plain codes on V, SCIENCE §1.1
+    _choice("prod", "0", "1", sides=("k",)),  # 5.7 times the error of plain codes on V
 )
 _LEVELS = Domain((), "[1-8](-[1-8]){0,7}", "the bits of each level, as in 4-2-2-2")
 _POLAR = (
@@ -428,7 +428,7 @@ ROT = Option(name="rot", domain=MODIFIERS["rot"].forms[0].head, default=MODIFIER
 
 
 def _turbo_pair(k: int, v: int) -> str:
-    """mlx-swift's turbo0vN keeps keys in f16 and its turbo8vN stores them as 8-bit affine (SCIENCE §1.10)."""
+    """mlx-swift's turbo0vN keeps keys in f16 and its turbo8vN stores them as 8-bit affine."""
     keys = {0: "f16", 8: "affine8"}.get(k, f"turbo{k}")
     return f"ctk={keys},ctv=turbo{v}"
 

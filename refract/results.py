@@ -22,7 +22,7 @@ Link = Literal["100*r", "100*exp(-r)", "100*exp(-5*|r|)"]
 Unit = Literal["prompt", "window", "haystack"]
 Band = Literal["EXCELLENT", "PASS", "DEGRADED", "FAIL"]
 
-CONTROL_FACTOR = 2.0  # DESIGN §5: a mean KL up to so many times the control's says nothing of the format
+CONTROL_FACTOR = 2.0  # a mean KL up to so many times the control's says nothing of the format
 
 BAND_FLOORS: Mapping[Band, float] = {"EXCELLENT": 90.0, "PASS": 80.0, "DEGRADED": 60.0, "FAIL": 0.0}
 

@@ -1,6 +1,6 @@
 """Broken candidates through the whole pipeline, all four axes: none may look good, and the diagnosis names each one.
 
-CASES.md 1-15 and more of our own, on the fake engine; tests/engines/test_mlx_fooled.py breaks real caches.
+Known ways to fool such a tool, on the fake engine; tests/engines/test_mlx_fooled.py breaks real caches.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def relabelled(kv: str, behaviour: Rewrite | None = None) -> FakeEngine:
 
 
 CASES = [
-    # CASES 1: early stop.
+    # Early stop.
     case("ends after 1 token", Behaviour.EARLY_STOP, {TRAJECTORY, KLD, PLAD}, r"end after at most 5 tokens"),
     case(
         "text ends after 1 token", broken.stops_after(1), {TRAJECTORY, RNIAH, PLAD}, "30 of 30 .* end after at most 5"
@@ -90,16 +90,16 @@ CASES = [
     case(
         "text is cut after 5 tokens", broken.stops_after(5, quietly=True), {TRAJECTORY, PLAD}, r"0\.\d+ times as long"
     ),
-    # CASES 2: silence.
+    # Silence.
     case("silent", Behaviour.EMPTY, EVERY, "30 of 30 candidate answers are empty"),
     case("silent on 29 of 30", broken.silent_but_for(7, ended=True), SPOKEN, "29 of 30 candidate answers are empty"),
     case("no token on 29 of 30", broken.silent_but_for(7, ended=False), SPOKEN, "29 of 30 candidate answers are empty"),
-    # CASES 3: retrieval.
+    # Retrieval.
     case("retrieves nothing", Behaviour.RETRIEVES_NOTHING, {RNIAH}, r"misses \d+ of \d+ needles"),
     case("forgets needles", broken.forgets_needles, {RNIAH}, r"misses \d+ of \d+ needles"),
     case("forgets needles beyond 600", broken.forgets_beyond(600), {RNIAH}, r"misses 9 of 12 .*3 at 4096 tokens"),
     case("thinks for ever", broken.thinks_for_ever, {RNIAH}, "did not finish thinking", passes=True),
-    # CASES 4: junk.
+    # Junk.
     case("constant junk", Behaviour.CONSTANT_JUNK, EVERY, "one and the same text in 30 of 30"),
     case(
         "constant text only",
@@ -112,7 +112,7 @@ CASES = [
     case("one of two texts", broken.two_texts, SPOKEN, "only 2 different texts"),
     case("echo", broken.echoes, {TRAJECTORY, RNIAH}, "times as long as the reference's"),
     case("rows mixed up", broken.mixed_up_rows, {TRAJECTORY, RNIAH}, r"misses \d+ of \d+ needles"),
-    # CASES 5 and 9: nothing compressed.
+    # Nothing compressed.
     case("same server twice", Behaviour.SILENTLY_UNCOMPRESSED, EVERY, "equal the reference's bit for bit"),
     case(
         "same server for texts",
@@ -145,7 +145,7 @@ CASES = [
         engine=claiming(bytes_per_token=allocated(REFERENCE).bytes_per_token),
     ),
     case("compressed from 64 on", broken.uncompressed_before(40), {KLD}, "prefill protocol", passes=True),
-    # CASES 10: one protocol is blind.
+    # One protocol is blind.
     case(
         "prefill blind",
         broken.blind("prefill"),
@@ -167,14 +167,14 @@ CASES = [
         "kld not exercised: .*prefill protocol .*decode protocol",
         passes=True,
     ),
-    # CASES 7: not a number.
+    # Not a number.
     case("NaN at 99 %", Behaviour.NAN_LOGITS, {TRAJECTORY, KLD, RNIAH, PLAD}, "not finite"),
     case("NaN everywhere", Behaviour.NAN_EVERYWHERE, EVERY, "not finite"),
     case("NaN in 99 % of KL", broken.not_finite(0.99, np.nan), {KLD}, "not finite at", passes=True),
     case("inf at one position", broken.not_finite(0.001, np.inf), {KLD}, "not finite at", passes=True),
     case("bad windows time out", broken.measuring(broken.failing_where_bad), {KLD}, "timeout", passes=True),
     case("negative KL", broken.negative, {KLD}, "below 0", passes=True),
-    # CASES 8: beyond the listed tokens.
+    # Beyond the listed tokens.
     case(
         "mass moves to the tail",
         Behaviour.TAIL_SHIFT,
@@ -184,7 +184,6 @@ CASES = [
         engine=FakeEngine(respond=KNOWS, candidate_behaviour=Behaviour.TAIL_SHIFT, estimator_top_k=16),
     ),
     case("tail shifts", Behaviour.TAIL_SHIFT, {KLD}, "distributions are .* nats apart"),
-    # CASES 12 and 13.
     case("perplexity improves", broken.flattering, {KLD}, r"1\.1 nats apart", r"perplexity .* lower .* no merit"),
     case("cosine 0.98", broken.cosine, {KLD}, r"13\.5 nats apart"),
     # Degeneration.
@@ -230,27 +229,27 @@ def test_a_broken_candidate_never_looks_good(bench: Bench, fault: Broken) -> Non
 
 
 def test_the_wrong_server_ends_the_run(bench: Bench) -> None:
-    """CASES 5: the engine says that it runs another configuration."""
+    """The engine says that it runs another configuration."""
     with pytest.raises(ConfigMismatchError, match="the engine runs ctk=f16,ctv=f16"):
         only(bench, FakeEngine(respond=KNOWS, candidate_behaviour=Behaviour.WRONG_SERVER))
 
 
 def test_positions_that_an_adapter_left_out_end_the_run(bench: Bench) -> None:
-    """CASES 7: NaN at 99 % of the positions, dropped before anyone could count them."""
+    """NaN at 99 % of the positions, dropped before anyone could count them."""
     engine = FakeEngine(respond=KNOWS, candidate_behaviour=broken.measuring(broken.drop_not_finite))
     with pytest.raises(EngineError, match=r"expected \[\d+\] positions, found \[1\]"):
         only(bench, engine)
 
 
 def test_no_axis_no_verdict(bench: Bench) -> None:
-    """CASES 6: nothing that could be measured is no success."""
+    """Nothing that could be measured is no success."""
     engine = FakeEngine(respond=KNOWS, offered=frozenset())
     with pytest.raises(UsageError, match=r"this engine cannot measure|no axis can be measured"):
         bench.run(engine, spec(CANDIDATE))
 
 
 def test_duplicates_are_named_on_both(bench: Bench) -> None:
-    """CASES 14: two formats decoded as one."""
+    """Two formats decoded as one."""
     kvs = ("ctk=q5_0,ctv=q5_0", "ctk=turbo4,ctv=turbo4")
     found = bench.run(Relabelled(respond=KNOWS, really={kvs[1]: kvs[0]}), spec(*kvs)).candidates
     for own, other in zip(found, kvs[::-1], strict=True):
@@ -260,7 +259,7 @@ def test_duplicates_are_named_on_both(bench: Bench) -> None:
 
 
 def test_nobody_retrieves_and_there_is_no_score(bench: Bench) -> None:
-    """CASES 3: both sides fail every needle."""
+    """Both sides fail every needle."""
     ignorant = Knowledge(needles={})
     result = bench.run(FakeEngine(respond=ignorant), spec(CANDIDATE), fresh=True).candidates[0]
     rniah = axes_of(result)[RNIAH]
@@ -290,7 +289,7 @@ def test_a_reference_as_broken_as_its_candidate_proves_nothing(bench: Bench, beh
 
 
 def test_a_reference_that_varies_ends_the_run(bench: Bench) -> None:
-    """CASES 15: a floor below 99.5 makes every score meaningless."""
+    """A floor below 99.5 makes every score meaningless."""
     engine = FakeEngine(respond=KNOWS, candidate_behaviour=wavering, break_reference=True)
     with pytest.raises(FloorError, match=r"the reference scores [\d.]+ against itself, below 99.5"):
         bench.run(engine, spec(CANDIDATE, measure_floor=True), fresh=True)
@@ -333,7 +332,7 @@ def test_a_corpus_shorter_than_a_window_ends_the_run(bench: Bench) -> None:
 
 
 def test_a_cache_compressed_from_some_depth_on_is_seen_with_deep_windows_too(bench: Bench) -> None:
-    """CASES 9: a start offset. The deep windows differ, those that make the score do not."""
+    """A start offset. The deep windows differ, those that make the score do not."""
     axes = (Trajectory(), Kld(chunks=8, ctx=64, depth=1024, deep_chunks=2))
     engine = FakeEngine(respond=KNOWS, candidate_behaviour=broken.uncompressed_before(1000))
     result = bench.run(engine, spec(CANDIDATE, axes=axes), fresh=True).candidates[0]
@@ -342,7 +341,7 @@ def test_a_cache_compressed_from_some_depth_on_is_seen_with_deep_windows_too(ben
 
 
 def test_swapped_ranks_at_the_edge_of_the_list_are_no_loss(bench: Bench) -> None:
-    """CASES 8: top-64 lists whose last ranks change places are worth 5e-6 nats, not 0.05."""
+    """Top-64 lists whose last ranks change places are worth 5e-6 nats, not 0.05."""
     result = only(bench, FakeEngine(respond=KNOWS, estimator_top_k=64))
     kld = axes_of(result)[KLD]
     assert kld.estimator == "kl-top64"

@@ -26,7 +26,7 @@ from refract.formats import (
 )
 from refract.kv import parse_kv
 
-# SCIENCE §1.7, §1.10, §4.2: (format, head_dim) -> stored bits per value
+# (format, head_dim) -> stored bits per value
 BITS = {
     ("f32", 128): 32,
     ("f16", 128): 16,

@@ -42,7 +42,7 @@ CANONICAL = {
     "ctk=q8_0,ctv=q4_0,rot=wht,rot_k=haar": "ctk=q8_0,ctv=q4_0,rot_k=haar,rot_v=wht",
     "ctk=q8_0:rot=iso,ctv=q4_0,rot=wht,rot_k=haar": "ctk=q8_0,ctv=q4_0,rot_k=iso,rot_v=wht",
     "ctk=q8_0:rot=auto,ctv=q4_0,rot=wht": "ctk=q8_0,ctv=q4_0,rot_v=wht",
-    # SCIENCE §4.3, the examples
+    # examples of the grammar
     "ctk=q8_0,ctv=turbo3,boundary=2,rot=wht,evict=triattention:prefix=128:keep=0.9": (
         "ctk=q8_0,ctv=turbo3,rot=wht,boundary=2,evict=triattention"
     ),
@@ -73,7 +73,6 @@ CANONICAL = {
 
 CATALOGUE = "`refract formats` lists every format, key and alias"
 SYNTAX = {
-    # CASES 11
     "ctk=q8_0,cvt=q4_0": ("unknown key cvt", "did you mean ctv?"),
     "ctk=q8_0,ctv=f16,ctk=q8_0": ("ctk is given twice", "keep one of ctk=q8_0 and ctk=q8_0"),
     "ctk=q8_0,,ctv=f16": ("empty item: expected key=value between commas", "remove the extra comma"),

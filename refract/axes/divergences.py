@@ -54,7 +54,7 @@ def median_divergence(compared: Sequence[Comparison]) -> int | None:
 def survival(compared: Sequence[Comparison], tau: int) -> dict[str, Json]:
     """The Kaplan–Meier curve of the first divergence within the budget `tau`; S is 1 before the first `time`.
 
-    A prompt with identical continuations has survived the whole budget, also where both ended early (SCIENCE §5.5).
+    A prompt with identical continuations has survived the whole budget, also where both ended early.
     """
     times = [tau if c.divergence is None else c.divergence for c in compared]
     curve = kaplan_meier(times, [c.divergence is not None for c in compared])

@@ -37,7 +37,7 @@ class Kld:
 
     chunks: int = 32
     ctx: int = 512
-    along_trajectories: int = 24
+    along_trajectories: int = 8
     depth: int = 0
     deep_chunks: int = 4
 

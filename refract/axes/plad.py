@@ -79,7 +79,7 @@ class PladPlan:
         return list(dict.fromkeys(r for v in self.variants for r in (v.anchor.candidate, v.request)))
 
     def score(self, reference: Answers, candidate: Answers) -> AxisResult:
-        """100 · exp(−5 · |mean e|), e = drift of the candidate − drift of the reference, signed (DESIGN §5)."""
+        """100 · exp(−5 · |mean e|), e = drift of the candidate − drift of the reference, signed."""
         return plad_result(
             self.variants, self.skipped, reference, candidate, tokenizer=self.context.tokenizer, notes=self.notes
         )

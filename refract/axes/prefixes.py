@@ -14,7 +14,7 @@ from refract.results import Json, Sample
 from refract.stats.sequences import common_prefix
 from refract.work import Distributions, Generation
 
-NEAR_TIE = 0.1  # a reference margin below this is a near-tie, at or above it a decision (DESIGN §1)
+NEAR_TIE = 0.1  # a reference margin below this is a near-tie, at or above it a decision
 _PROMPT_CHARS = 600
 
 Kind = Literal["near-tie", "decisive", "unknown"]

@@ -90,5 +90,5 @@ class RniahPlan:
         return self.reference()
 
     def score(self, reference: Answers, candidate: Answers) -> AxisResult:
-        """100 · candidate hits / reference hits over the trials in which the reference retrieved (DESIGN §5)."""
+        """100 · candidate hits / reference hits over the trials in which the reference retrieved."""
         return rniah_result(self.trials, reference, candidate, tokenizer=self.context.tokenizer, graded=self.graded)

@@ -20,7 +20,7 @@ from refract.stats.paired import mcnemar_exact
 
 LINK: Link = "100*r"
 UNIT: Unit = "haystack"
-ENOUGH = 6  # informative trials; with fewer no loss below 39 % could be ruled out (SCIENCE §5.4)
+ENOUGH = 6  # informative trials; with fewer no loss below 39 % could be ruled out
 THINKING_SHARE = 0.1
 
 

@@ -64,7 +64,7 @@ class TrajectoryPlan:
         return [anchor.candidate for anchor in self.anchors.items]
 
     def score(self, reference: Answers, candidate: Answers) -> AxisResult:
-        """100 · mean over prompts of p / L: p tokens of common prefix, L the longer length (DESIGN §5)."""
+        """100 · mean over prompts of p / L: p tokens of common prefix, L the longer length."""
         asked = [(a.prompt.id, a.reference, a.candidate) for a in self.anchors.items]
         paired = read_pairs(asked, reference, candidate)
         prompts = {a.prompt.id: a.prompt for a in self.anchors.items}

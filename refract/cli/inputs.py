@@ -43,9 +43,15 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         options=engine_options(args.engine_arg, args.batch),
         measure_floor=args.measure_floor,
         control=args.control or (presets.CONTROL and not args.no_control),
-        explain=args.explain or (len(args.candidate) == 1 and not args.no_explain),
+        explain=args.explain or _explained_unasked(args, preset),
         required=frozenset(names if args.axes else ()),
     )
+
+
+def _explained_unasked(args: argparse.Namespace, preset: Preset) -> bool:
+    """Whether a low score is attributed to a side though nobody asked: for one candidate and few windows."""
+    cheap = (args.chunks or preset.chunks) <= presets.EXPLAIN_CHUNKS
+    return cheap and len(args.candidate) == 1 and not args.no_explain
 
 
 def model_place(name: str, cache: Path) -> str:

@@ -82,7 +82,7 @@ def _candidate(candidate: CandidateResult, report: Report) -> Iterator[str]:
         rows.append((axis.axis, shown, STATUS_WORDS[axis.status], axis.reason or measured, key))
     if rows:
         yield table(("axis", "score", "status", "measured", "key statistics"), rows)
-    yield _bullets("Findings", (*candidate.findings, *(f"{a.axis}: {t}" for a in candidate.axes for t in a.findings)))
+    yield _bullets("Findings", candidate.findings)
     yield _bullets("Warnings", [f"{a.axis}: {t}" for a in candidate.axes for t in a.warnings])
 
 

@@ -116,8 +116,8 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
                 candidate.axes, anchors(f"{anchor}-axis-", [a.axis for a in candidate.axes]), strict=True
             )
         ),
-        findings=(*map(line, candidate.findings), *_said(candidate.axes, "findings")),
-        warnings=tuple(_said(candidate.axes, "warnings")),
+        findings=tuple(map(line, candidate.findings)),
+        warnings=tuple(f"{line(a.axis, 100)}: {line(text)}" for a in candidate.axes for text in a.warnings),
         prompts=tuple(zip(anchors(f"{anchor}-", [p.id for p in prompts]), prompts, strict=True)),
         categories=tuple(sorted({p.category for p in prompts if p.category})),
     )
@@ -143,10 +143,6 @@ def tone(likely: Sequence[str]) -> str:
     if likely[-1] in ("EXCELLENT", "PASS"):
         return "good"
     return "bad" if list(likely) == ["FAIL"] else "fair"
-
-
-def _said(axes: Sequence[AxisResult], what: str) -> Iterator[str]:
-    return (f"{line(axis.axis, 100)}: {line(text)}" for axis in axes for text in getattr(axis, what))
 
 
 def anchors(prefix: str, names: Sequence[str]) -> list[str]:

@@ -97,9 +97,8 @@ def _candidate(row: Ranked, report: Report, pen: Pen) -> Iterator[RenderableType
     if table.row_count:
         yield ""
         yield table
-    findings = (*candidate.findings, *(f"{a.axis}: {text}" for a in candidate.axes for text in a.findings))
     warnings = tuple(f"{a.axis}: {text}" for a in candidate.axes for text in a.warnings)
-    for title, sentences in (("Findings", findings), ("Warnings", warnings)):
+    for title, sentences in (("Findings", candidate.findings), ("Warnings", warnings)):
         if sentences:
             yield ""
             yield from _sentences(title, sentences, pen)

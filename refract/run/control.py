@@ -1,4 +1,4 @@
-"""The control: every configuration once more while the engine does the same arithmetic in another order (DESIGN §5).
+"""The control: every configuration once more while the engine does the same arithmetic in another order.
 
 Compressed caches are chaotic: the last bits of a matrix product decide single tokens. The reference under the change,
 measured against the reference, says what a divergence is worth; a candidate under the change, measured against itself,

@@ -1,4 +1,4 @@
-"""Guards against candidates that were never measured: pure functions of answers (DESIGN §7)."""
+"""Guards against candidates that were never measured: pure functions of answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from refract.axes.base import Answers
-from refract.formats import FORMATS
 from refract.kv import Format, KVConfig
 from refract.results import AxisResult
 from refract.run.codec import encode
@@ -26,7 +25,7 @@ from refract.work import (
     TokenScores,
 )
 
-UNCOMPRESSED = frozenset(name for name in FORMATS if not Format(name=name).compressed)
+UNCOMPRESSED = frozenset({"f32", "f16", "bf16"})  # as engines name them
 IDLE_SHARE = 0.1  # of the texts of one protocol may show no divergence at all
 TELLING_POSITIONS = 16  # of a text: at fewer, a sure model may round to the same float32 under any cache
 TELLING_KL = 1e-3  # nats; below it two protocols may differ by rounding alone

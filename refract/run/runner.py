@@ -1,4 +1,4 @@
-"""One run: refuse, plan, ask the reference, ask each candidate, score (DESIGN §4)."""
+"""One run: refuse, plan, ask the reference, ask each candidate, score."""
 
 from __future__ import annotations
 

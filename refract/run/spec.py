@@ -10,7 +10,7 @@ from refract.data.corpus import Corpus
 from refract.data.promptset import PromptSet
 from refract.kv import KVConfig
 
-FLOOR_MINIMUM = 99.5  # DESIGN §5: a reference that agrees less with itself makes every score meaningless
+FLOOR_MINIMUM = 99.5  # a reference that agrees less with itself makes every score meaningless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

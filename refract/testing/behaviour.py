@@ -1,4 +1,4 @@
-"""Ways in which a candidate can be broken, each taken from a real tool or engine (CASES.md)."""
+"""Ways in which a candidate can be broken, each taken from a real tool or engine."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_isotropic_data_mind_no_rotation(name: str, kind: str) -> None:
 
 
 def test_a_rotation_helps_where_one_value_stands_out() -> None:
-    """SCIENCE §1.10: q8_0 on outlier vectors, 1.33e-4 against 1.78e-5."""
+    """q8_0 on outlier vectors, 1.33e-4 against 1.78e-5."""
     x = gaussian(4_000, 128).copy()
     x[np.arange(4_000), np.random.default_rng(0).integers(0, 128, 4_000)] = 50
     plain, dense, local = (relative_errors("q8_0", x, rot=kind).mean() for kind in ("none", "wht", "iso"))

@@ -48,15 +48,15 @@ def self_divergence(engine: MLXEngine, model: Path, folder: Path, kv: str) -> fl
 def test_the_specs_options_go_over_the_engines_own(smollm2: Path) -> None:
     engine = MLXEngine({"batch": "16"})
     assert engine.identify(spec(smollm2, "f16/f16")).options["batch"] == "16"
-    assert engine.identify(spec(smollm2, "f16/f16", batch="8", chunk="128")).options["chunk"] == "128"
+    assert engine.identify(spec(smollm2, "f16/f16", batch="8", chunk="512")).options["chunk"] == "512"
     assert engine.identify(spec(smollm2, "f16/f16", batch="16")) == engine.identify(spec(smollm2, "f16/f16"))
 
 
 def test_the_change_differs_from_whatever_is_set() -> None:
-    engine = MLXEngine({"chunk": "128"})
-    assert engine.control_options({}) == {"batch": "8", "chunk": "256"}
-    assert engine.control_options({"batch": "8"}) == {"batch": "32", "chunk": "256"}
-    assert MLXEngine().control_options({}) == {"batch": "8", "chunk": "128"}
+    engine = MLXEngine({"chunk": "512"})
+    assert engine.control_options({}) == {"batch": "8", "chunk": "128"}
+    assert engine.control_options({"batch": "8"}) == {"batch": "32", "chunk": "128"}
+    assert MLXEngine().control_options({}) == {"batch": "8", "chunk": "512"}
 
 
 @pytest.mark.parametrize("options", [{"chunk": "0"}, {"chunk": "x"}, {"batch": "2000"}, {"chunks": "4"}])

@@ -1,4 +1,4 @@
-"""Real caches broken on purpose, on a real model and through the whole pipeline: none may look good (CASES.md)."""
+"""Real caches broken on purpose, on a real model and through the whole pipeline: none may look good."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_every_session_is_loaded_for_the_longest_sequence_of_all_axes(store: Mem
     assert seen == [longest] * 3
 
 
-# The two traps of DESIGN §4, and what else must not be read back.
+# Two traps, and what else must not be read back.
 
 
 def test_a_candidate_equal_to_the_reference_is_asked_anew(store: MemoryStore) -> None:
@@ -289,7 +289,7 @@ def test_a_candidate_that_never_acted_has_no_score(store: MemoryStore, behaviour
 
 
 def test_a_prefill_that_reads_raw_keys_costs_that_axis_its_score_and_no_other(store: MemoryStore) -> None:
-    """CASES 10: KL exactly 0 in prefill protocol for any format, while generation reads the compressed cache."""
+    """KL exactly 0 in prefill protocol for any format, while generation reads the compressed cache."""
 
     def blind(request: Request, answer: Answer | Failure) -> Answer | Failure:
         if isinstance(answer, Divergence):
