@@ -67,9 +67,7 @@ def _add_beside(parser: Parser) -> None:
     text = f"run each configuration once more under a harmless change of the engine, to tell loss from noise ({usual})"
     control.add_argument("--control", action="store_true", help=text)
     control.add_argument("--no-control", action="store_true", help="leave the control out")
-    text = (
-        "run the keys and the values of a candidate below PASS alone (unasked with one candidate and at most 8 windows)"
-    )
+    text = "run the keys and the values of a candidate below PASS alone (unasked: 1 candidate, at most 8 windows)"
     explain.add_argument("--explain", action="store_true", help=text)
     explain.add_argument("--no-explain", action="store_true", help="never say which side carries the loss")
 

@@ -227,7 +227,7 @@ def test_categories_and_margins() -> None:
     assert [r["flips"] for r in margins] == [0, 0, 0, 186, 0, 0]  # type: ignore[index, call-overload]
 
 
-ALONG = Kld(chunks=12, ctx=64)
+ALONG = Kld(chunks=12, ctx=64, along_trajectories=20)
 
 
 def test_along_trajectories_the_reference_base_is_reused() -> None:
