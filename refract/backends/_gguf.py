@@ -105,14 +105,26 @@ class _Cursor:
     def array(self) -> list[Scalar]:
         kind, count = self.uint("I"), self.uint("Q")
         if kind == _STRING:
-            self.take(0 if 8 * count <= len(self.buffer) else 8 * count)
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         if kind not in _SCALARS:
             raise _damaged(self.path, f"metadata array of type {kind} is not supported")
         layout = f"<{count}{_SCALARS[kind]}"
         size = struct.calcsize("<" + _SCALARS[kind]) * count
         start = self.take(size)
         return list(struct.unpack_from(layout, self.buffer, start))
+
+    def _strings(self, count: int) -> list[Scalar]:
+        """The next `count` strings. A vocabulary has 100,000 of them, so this loop does nothing it could leave out."""
+        buffer, position, end, read_size = self.buffer, self.position, len(self.buffer), struct.Struct("<Q").unpack_from
+        found: list[Scalar] = []
+        for _ in range(count):
+            start = position + 8
+            position = start + read_size(buffer, position)[0] if start <= end else end + 1
+            if position > end:
+                raise _damaged(self.path, "the file ends in the middle of its header")
+            found.append(buffer[start:position].decode("utf-8", "surrogateescape"))
+        self.position = position
+        return found
 
 
 def _damaged(path: Path, what: str) -> ModelError:
