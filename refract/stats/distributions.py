@@ -193,7 +193,8 @@ def student_t_quantile(p: float, df: float) -> float:
 @lru_cache(maxsize=64)
 def student_t_grid(size: int, df: float) -> F64:
     """The t quantiles (size,) at (j + ½) / size, read-only: a sample of Student's law without noise."""
-    grid = student_t_quantiles((np.arange(size) + 0.5) / size, df)
+    upper = student_t_quantiles((np.arange(size - size // 2, size) + 0.5) / size, df)
+    grid = np.concatenate([-upper[::-1], np.zeros(size % 2), upper])  # symmetric: only half of it is computed
     grid.setflags(write=False)
     return grid
 
