@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from refract.errors import RefractError
 COMMANDS = (score, selftest, compare, repeatability, fetch, render, rescore, formats)
 INTERRUPTED = 130
 UNEXPECTED = 1
+_GC_THRESHOLD = (
+    100_000  # a run makes many small values and no cycles: collecting often only costs time
+)
 # Options whose values mean something else in other commands, so that one variable cannot serve both.
 _VARIABLES = {
     "fetch": {"--model": "REFRACT_FETCH_MODEL", "--list": "REFRACT_FETCH_LIST"},
@@ -47,6 +51,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; an error is a line and a hint on stderr, never a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         prepare_streams()
         args = parse(build_parser(), words, os.environ)
