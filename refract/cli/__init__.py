@@ -16,9 +16,7 @@ from refract.errors import RefractError
 COMMANDS = (score, selftest, compare, repeatability, fetch, render, rescore, formats)
 INTERRUPTED = 130
 UNEXPECTED = 1
-_GC_THRESHOLD = (
-    100_000  # a run makes many small values and no cycles: collecting often only costs time
-)
+_GC_THRESHOLD = 100_000  # a run makes many small values and no cycles: collecting often only costs time
 # Options whose values mean something else in other commands, so that one variable cannot serve both.
 _VARIABLES = {
     "fetch": {"--model": "REFRACT_FETCH_MODEL", "--list": "REFRACT_FETCH_LIST"},
