@@ -15,18 +15,8 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from refract.errors import KVSyntaxError, KVUnsupportedError
-from refract.formats import (
-    ALIASES,
-    FORMATS,
-    KEYS,
-    MODIFIERS,
-    ROT,
-    FormatSpec,
-    ModifierSpec,
-    Need,
-    Option,
-    with_defaults,
-)
+from refract.format_spec import FormatSpec, ModifierSpec, Need, Option, with_defaults
+from refract.formats import ALIASES, FORMATS, KEYS, MODIFIERS, ROT
 
 _SIDE_KEYS = ("ctk", "ctv")
 _KNOWN = (*_SIDE_KEYS, *KEYS)

@@ -12,18 +12,8 @@ import pytest
 
 from refract.cli import formats as command
 from refract.cli.formats_page import NOTES, page
-from refract.formats import (
-    ALIASES,
-    BACKENDS,
-    BUILT,
-    FORMATS,
-    KEYS,
-    MODIFIERS,
-    PLANNED,
-    FormatSpec,
-    ModifierSpec,
-    unsupported,
-)
+from refract.format_spec import FormatSpec, ModifierSpec
+from refract.formats import ALIASES, BACKENDS, BUILT, FORMATS, KEYS, MODIFIERS, PLANNED, unsupported
 from refract.kv import parse_kv
 
 # (format, head_dim) -> stored bits per value

@@ -14,23 +14,26 @@ import pytest
 import refract
 
 PACKAGE = Path(refract.__file__).parent
-ROOTS = frozenset({"errors", "formats", "kv", "work", "engine", "results"})  # values and protocols, lowest first
+ROOTS = frozenset(
+    {"errors", "format_spec", "formats", "kv", "work", "engine", "results"}
+)  # values and protocols, lowest first
 SHARED = frozenset({"stats.divergence"})  # pure maths that backends need for an exact KL divergence
 
 # What each part may import of this package, besides itself. `data` values are part of what axes plan from.
 ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "formats": frozenset({"errors", "kv"}),  # kv for annotations only
-    "kv": frozenset({"errors", "formats"}),
+    "format_spec": frozenset(),
+    "formats": frozenset({"errors", "format_spec", "kv"}),  # kv for annotations only
+    "kv": frozenset({"errors", "format_spec", "formats"}),
     "work": frozenset({"errors"}),
     "engine": frozenset({"errors", "kv", "work"}),
     "results": frozenset({"errors", "work"}),
     "stats": frozenset({"errors", "work", "results"}),
     "data": frozenset({"errors", "work"}),
     "axes": frozenset({"errors", "kv", "work", "engine", "results", "stats", "data"}),
-    "backends": frozenset({"errors", "formats", "kv", "work", "engine"}) | SHARED,
+    "backends": frozenset({"errors", "format_spec", "formats", "kv", "work", "engine"}) | SHARED,
     "run": frozenset({"errors", "kv", "work", "engine", "results", "stats", "data", "axes"}),
-    "report": frozenset({"errors", "kv", "formats", "work", "results", "stats"}),
+    "report": frozenset({"errors", "kv", "format_spec", "formats", "work", "results", "stats"}),
     "testing": frozenset({"errors", "kv", "formats", "work", "engine", "run"}) | SHARED,
 }
 HEAVY = (

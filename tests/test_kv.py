@@ -10,7 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from refract.errors import KVSyntaxError, KVUnsupportedError, UsageError
-from refract.formats import ALIASES, FORMATS, KEYS, Domain, Form, Option, with_defaults
+from refract.format_spec import Domain, Form, Option, with_defaults
+from refract.formats import ALIASES, FORMATS, KEYS
 from refract.kv import Format, KVConfig, parse_kv
 
 CANONICAL = {

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from refract.formats import BACKENDS, FORMATS, MODIFIERS, NAMED_ALIASES, FormatSpec, ModifierSpec, Option
+from refract.format_spec import FormatSpec, ModifierSpec, Option
+from refract.formats import BACKENDS, FORMATS, MODIFIERS, NAMED_ALIASES
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from refract.formats import (
-    ALIASES,
-    BACKENDS,
-    FORMATS,
-    MODIFIERS,
-    NAMED_ALIASES,
-    FormatSpec,
-    ModifierSpec,
-    Option,
-)
+from refract.format_spec import FormatSpec, ModifierSpec, Option
+from refract.formats import ALIASES, BACKENDS, FORMATS, MODIFIERS, NAMED_ALIASES
 
 _DIMS = (64, 128)
 _MADE = "<!-- Made from the catalogue, refract/formats.py; edits are lost. -->\n"
