@@ -14,6 +14,9 @@ from typing import Literal, Protocol, runtime_checkable
 from refract.kv import KVConfig
 from refract.work import Answer, BlobRef, EffectiveKV, Failure, Message, Request, TokenIds
 
+# Options that say where an engine is. They change no answer: no identity holds them, and no report.
+PLACES = frozenset({"url", "reference_url", "candidate_url", "llama_bin", "python"})
+
 
 class Capability(Enum):
     """Something an axis may need of an engine."""
@@ -138,10 +141,14 @@ class Engine(Protocol):
 
     def identify(self, spec: LoadSpec) -> Identity: ...
 
-    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+    @property
+    def control_by_default(self) -> bool:
+        """Whether its kernels are noisy enough that the reference has a control run though nobody asked for one."""
+
+    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
         """Other values of some of its options under which it does the same arithmetic in another order than `options`.
 
-        Identities under both differ. None where it has no such change.
+        Identities under both differ. None where it has no such change under `kv`.
         """
 
     def describe(self, model: str) -> Mapping[str, str | int]:

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 Factory = Callable[[Mapping[str, str], Path | None], "Engine"]
 
-BACKENDS: Mapping[str, str] = MappingProxyType({"mlx": "refract.backends.mlx.engine:MLXEngine"})
+BACKENDS: Mapping[str, str] = MappingProxyType(
+    {
+        "mlx": "refract.backends.mlx.engine:MLXEngine",
+        "llamacpp": "refract.backends.llamacpp.engine:LlamaCppEngine",
+        "vllm": "refract.backends.vllm.engine:VLLMEngine",
+        "sglang": "refract.backends.sglang.engine:SGLangEngine",
+        "openai": "refract.backends.openai.engine:OpenAIEngine",
+    }
+)
 DEFAULT_BACKEND = "mlx"
 ENTRY_POINTS = "refract.backends"
 

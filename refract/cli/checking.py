@@ -15,6 +15,7 @@ from typing import Literal
 from refract import __version__
 from refract.backends import DEFAULT_BACKEND, load_engine
 from refract.cli import inputs
+from refract.cli.engine_options import engine_options
 from refract.cli.output import emit
 from refract.data.models import DEFAULT_MODEL
 from refract.engine import Check, Engine, LoadSpec
@@ -66,7 +67,7 @@ def _checks(args: argparse.Namespace) -> Iterator[Check]:
 
 def _engine_checks(args: argparse.Namespace, cache: Path, configurations: tuple[KVConfig, ...]) -> Iterator[Check]:
     backend = args.backend or DEFAULT_BACKEND
-    options = inputs.engine_options(args.engine_arg, None)
+    options = engine_options(args)
     try:
         engine = load_engine(backend, options, cache)
     except SetupError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from refract.axes import AXES
 from refract.axes.base import Axis
 from refract.cli import presets
+from refract.cli.engine_options import engine_options
 from refract.cli.parser import suggestion
 from refract.cli.presets import Preset
 from refract.cli.thresholds import Thresholds
@@ -40,9 +41,9 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         corpus=load_corpus(args.corpus),
         n_predict=args.n_predict,
         seed=args.seed,
-        options=engine_options(args.engine_arg, args.batch),
+        options=engine_options(args),
         measure_floor=args.measure_floor,
-        control=args.control or (presets.CONTROL and not args.no_control),
+        control="all" if args.control else "none" if args.no_control else None,
         explain=args.explain or _explained_unasked(args, preset),
         required=frozenset(names if args.axes else ()),
     )
@@ -115,17 +116,6 @@ def prompts(path: Path | None, preset: Preset) -> PromptSet:
         return chosen
     kept = tuple(p for p in chosen.prompts if p.category not in preset.without)[: preset.prompts]
     return replace(chosen, prompts=kept, sha256=content_sha256(kept))
-
-
-def engine_options(pairs: Sequence[tuple[str, str]], batch: int | None) -> dict[str, str]:
-    """The engine's own options as a mapping. Raises: UsageError for a key given twice."""
-    every = [*pairs, *([("batch", str(batch))] if batch else [])]
-    options = dict(every)
-    if len(options) < len(every):
-        keys = [key for key, _ in every]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"the engine option {twice} is given twice", hint="keep one of them")
-    return options
 
 
 def refuse_thresholds(args: argparse.Namespace, names: Sequence[str]) -> None:

@@ -29,6 +29,5 @@ N_PREDICT = 128
 CTX = 512
 RNIAH_UP_TO = 4096
 EXPLAIN_CHUNKS = 8  # up to so many windows, running keys and values alone is cheap enough to do unasked
-CONTROL = False  # whether a run has a control when neither --control nor --no-control is given
 AXES = "trajectory,kld"
 REFERENCE = "ctk=f16,ctv=f16"

@@ -75,9 +75,14 @@ class Repetition:
         """The engine's."""
         return self.engine.describe(model)
 
-    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+    @property
+    def control_by_default(self) -> bool:
         """The engine's."""
-        return self.engine.control_options(options)
+        return self.engine.control_by_default
+
+    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
+        """The engine's."""
+        return self.engine.control_options(options, kv)
 
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """The engine's."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refract.cli import presets
-from refract.cli.options import add_cache_dir, key_value, margin, nats, not_negative, output_file, positive, score
+from refract.cli.engine_options import add_engine_options
+from refract.cli.options import add_cache_dir, margin, nats, not_negative, output_file, positive, score
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands, Parser
@@ -63,8 +64,10 @@ def _add_beside(parser: Parser) -> None:
     """Adds what may be run beside the candidates."""
     group = parser.add_argument_group("beside the candidates")
     control, explain = group.add_mutually_exclusive_group(), group.add_mutually_exclusive_group()
-    usual = "default" if presets.CONTROL else "off unless asked for"
-    text = f"run each configuration once more under a harmless change of the engine, to tell loss from noise ({usual})"
+    text = (
+        "run each configuration once more under a harmless change of the engine, to tell loss from noise"
+        " (unasked: the reference, on engines with noisy kernels)"
+    )
     control.add_argument("--control", action="store_true", help=text)
     control.add_argument("--no-control", action="store_true", help="leave the control out")
     text = "run the keys and the values of a candidate below PASS alone (unasked: 1 candidate, at most 8 windows)"
@@ -101,10 +104,7 @@ def _add_work(parser: Parser) -> None:
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine and cache")
-    group.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
-    group.add_argument("--batch", type=positive, metavar="N", help="prompts decoded at once (default: the engine's)")
-    text = "an option of the engine itself; repeat it for several"
-    group.add_argument("--engine-arg", action="append", type=key_value, default=[], metavar="KEY=VALUE", help=text)
+    add_engine_options(parser, group)
     add_cache_dir(group)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep answers")
 

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from refract.cli import presets
-from refract.cli.options import add_cache_dir, key_value
+from refract.cli.engine_options import add_engine_options
+from refract.cli.options import add_cache_dir
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands
@@ -27,9 +28,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--candidate", default="ctk=q8_0,ctv=q8_0", metavar="KV", help=text)
     text = f"the reference's configuration (default: {presets.REFERENCE})"
     parser.add_argument("--reference", default=presets.REFERENCE, metavar="KV", help=text)
-    parser.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
-    text = "an option of the engine itself; repeat it for several"
-    parser.add_argument("--engine-arg", action="append", type=key_value, default=[], metavar="KEY=VALUE", help=text)
+    add_engine_options(parser, parser)
     add_cache_dir(parser)
     parser.set_defaults(run=run)
 

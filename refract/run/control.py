@@ -17,6 +17,7 @@ from refract.results import CONTROL_FACTOR, CandidateResult, SelfNoise, plain_nu
 from refract.run.guards import Measured
 from refract.run.prepare import Prepared, Side
 from refract.run.sessions import Answering, Replies
+from refract.run.spec import ControlScope
 
 CONTROL = "control"
 
@@ -25,23 +26,24 @@ Opener = Callable[[Side], Answering]
 
 @dataclass(slots=True)
 class Control:
-    """The control runs of one run, as far as they have come; `windows` is None where the axis kld is not measured.
+    """The control runs of one run, as far as they have come.
 
-    `own` are what candidates answered as their own reference, `changed` what they then answered under the change; both
-    by the candidate's canonical text.
+    `changes` are the options that differ, by configuration; one without any is not run again. `windows` is None where
+    no candidate is: the axis kld is not measured, or only the reference is controlled. `own` are what candidates
+    answered as their own reference, `changed` what they then answered under the change; both by the candidate's
+    canonical text.
     """
 
     engine: Engine
     opened: Opener
-    changes: Mapping[str, str]
+    changes: Mapping[str, Mapping[str, str]]
     windows: KldPlan | None
     own: dict[str, Replies] = field(default_factory=dict)
     changed: dict[str, Replies] = field(default_factory=dict)
 
-    @property
-    def change(self) -> str:
-        """The options that differ, in words."""
-        return ", ".join(f"{name} {value}" for name, value in sorted(self.changes.items()))
+    def change(self, name: str) -> str:
+        """The options that differ for a configuration, in words."""
+        return ", ".join(f"{option} {value}" for option, value in sorted(self.changes[name].items()))
 
     def reference(self, prepared: Prepared, reference: Measured) -> Measured:
         """What the reference answers as its own candidate, under the change."""
@@ -53,12 +55,12 @@ class Control:
 
     def keep_own(self, side: Side, session: Answering) -> None:
         """Asks the candidate, in the session it already has, for what the same candidate is compared with later."""
-        if self.windows is not None:
+        if self.windows is not None and side.name in self.changes:
             self.own[side.name] = session.answer(self.windows.reference(), phase=own_phase(side))
 
     def candidate(self, side: Side) -> None:
         """Asks the candidate under the change, in a session of its own."""
-        if self.windows is None:
+        if self.windows is None or side.name not in self.changes:
             return
         changed = self._changed(side)
         phase = control_phase(side)
@@ -73,14 +75,14 @@ class Control:
         result = self.windows.score(self.own[name], self.changed[name])
         found = result.statistics
         return SelfNoise(
-            change=self.change,
+            change=self.change(name),
             mean_kl_nats=found.get("mean_kl_nats"),
             top1_agreement=found.get("top1_agreement"),
             positions=int(plain_number(found.get("positions")) or 0),
         )
 
     def _changed(self, side: Side) -> Side:
-        load = replace(side.load, options={**side.load.options, **self.changes})
+        load = replace(side.load, options={**side.load.options, **self.changes[side.name]})
         return Side(load=load, identity=self.engine.identify(load))
 
     @staticmethod
@@ -99,12 +101,22 @@ def control_phase(side: Side) -> str:
     return f"{side.name} control"
 
 
-def plan_control(engine: Engine, prepared: Prepared, opened: Opener) -> Control | None:
-    """The control of a run, none of it done yet; None where the engine has no harmless change."""
-    changes = engine.control_options(prepared.reference.load.options)
-    if changes is None:
+def control_scope(asked: ControlScope | None, engine: Engine) -> ControlScope:
+    """What is run again: what was asked for, or else the reference where the engine's kernels are noisy."""
+    return asked or ("reference" if engine.control_by_default else "none")
+
+
+def plan_control(scope: ControlScope, engine: Engine, prepared: Prepared, opened: Opener) -> Control | None:
+    """The control of a run, none of it done yet; None where none is wanted or the engine has no harmless change."""
+    if scope == "none":
         return None
-    return Control(engine=engine, opened=opened, changes=changes, windows=windows_only(prepared.plans))
+    sides = [prepared.reference, *(prepared.candidates if scope == "all" else ())]
+    found = {side.name: engine.control_options(side.load.options, side.load.kv) for side in sides}
+    changes = {name: change for name, change in found.items() if change is not None}
+    if prepared.reference.name not in changes:
+        return None
+    windows = windows_only(prepared.plans) if scope == "all" else None
+    return Control(engine=engine, opened=opened, changes=changes, windows=windows)
 
 
 def windows_only(plans: Mapping[str, AxisPlan]) -> KldPlan | None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from refract.engine import Engine
+from refract.engine import PLACES, Engine
 from refract.results import CandidateResult, Configuration, Json, ModelInfo
 from refract.run.control import (
     CONTROL,
     Control,
     control_phase,
+    control_scope,
     controlled,
     own_phase,
     plan_control,
@@ -76,6 +77,7 @@ class _Run:
     def __init__(self, spec: RunSpec, engine: Engine, store: Store, progress: Progress, *, allow_load: bool) -> None:
         self.spec, self.engine, self.store, self.progress = spec, engine, store, progress
         self.allow_load = allow_load
+        self.scope = control_scope(spec.control, engine)
         self.tally = Tally()
         self.control: Control | None = None
         self.seconds: dict[str, float] = {}
@@ -83,7 +85,7 @@ class _Run:
     def run(self) -> RunResult:
         started = perf_counter()
         prepared = prepare(self.spec, self.engine)
-        self.control = plan_control(self.engine, prepared, self._answering) if self.spec.control else None
+        self.control = plan_control(self.scope, self.engine, prepared, self._answering)
         self.progress(RunStarted(phases=tuple(self._phases(prepared))))
         reference, floor = self._reference(prepared)
         if floor is not None:
@@ -170,7 +172,7 @@ class _Run:
         if self.control is None or changed is None:
             return None, candidates
         scored = score_candidate(self.spec, prepared, reference, changed)
-        own = reference_noise(scored, self.control.change)
+        own = reference_noise(scored, self.control.change(prepared.reference.name))
         return own, controlled(candidates, self.control, own)
 
     def _explained(
@@ -204,7 +206,7 @@ class _Run:
 
     def _findings(self) -> tuple[str, ...]:
         """What concerns the run as a whole."""
-        if self.spec.control and self.control is None:
+        if self.scope != "none" and self.control is None:
             return (f"no control: the engine {self.engine.name} has no harmless change to run under",)
         return ()
 
@@ -214,8 +216,8 @@ class _Run:
     def _model(self, side: Side) -> ModelInfo:
         identity = side.identity
         details: dict[str, Json] = dict(self.engine.describe(self.spec.model))
-        if self.spec.options:
-            details["options"] = dict(sorted(self.spec.options.items()))
+        if options := {name: value for name, value in sorted(self.spec.options.items()) if name not in PLACES}:
+            details["options"] = dict(options)
         return ModelInfo(
             name=model_name(self.spec.model),
             fingerprint=identity.model,

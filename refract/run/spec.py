@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from refract.axes.base import Axis
 from refract.data.corpus import Corpus
 from refract.data.promptset import PromptSet
 from refract.kv import KVConfig
 
+ControlScope = Literal["none", "reference", "all"]
 FLOOR_MINIMUM = 99.5  # a reference that agrees less with itself makes every score meaningless
 
 
@@ -18,9 +20,9 @@ class RunSpec:
     """One model under one reference and N candidate KV configurations, measured on some axes over the same work.
 
     `options` are the engine's own. An axis named in `required` is refused when the engine lacks what it needs; any
-    other becomes not-run, with the reason. A measured floor below `floor_minimum` aborts the run. With `control` every
-    configuration is run once more under the engine's harmless change; with `explain` the keys and the values of every
-    candidate below PASS are run alone, to say which side carries the loss.
+    other becomes not-run, with the reason. A measured floor below `floor_minimum` aborts the run. `control` says what
+    is run once more under the engine's harmless change (None: the reference where the engine's kernels are noisy); with
+    `explain` the keys and the values of every candidate below PASS are run alone, to say which side carries the loss.
     """
 
     model: str
@@ -33,7 +35,7 @@ class RunSpec:
     seed: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     measure_floor: bool = False
-    control: bool = False
+    control: ControlScope | None = None
     explain: bool = False
     floor_minimum: float = FLOOR_MINIMUM
     required: frozenset[str] = frozenset()

@@ -70,7 +70,7 @@ class EngineContract(ContractFixtures):
         assert reference_spec.model not in own.model or not Path(reference_spec.model).exists()
 
     def test_a_control_is_another_identity_of_the_same_model(self, engine: Engine, lossy_spec: LoadSpec) -> None:
-        changes = engine.control_options(lossy_spec.options)
+        changes = engine.control_options(lossy_spec.options, lossy_spec.kv)
         if changes is None:
             pytest.skip("the engine has no harmless change")
         own = engine.identify(lossy_spec)

@@ -44,6 +44,7 @@ class FakeEngine:
     fault: Fault | None = None
     estimator_top_k: int = 0
     control: Mapping[str, str] | None = field(default_factory=lambda: {"chunk": "128"})
+    control_by_default: bool = False
     kernel_noise: float = 0.001
     chaos: float = 0.3
     build: str = "1"
@@ -89,7 +90,7 @@ class FakeEngine:
             options=dict(spec.options),
         )
 
-    def control_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
+    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
         """`control`."""
         return self.control
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from refract.cli import presets
 from refract.report.jsonfile import from_json
 from refract.testing import Behaviour
 from tests.cli.conftest import CANDIDATE, Shell
@@ -29,9 +28,12 @@ def test_a_control_scored_again_needs_no_load(refract: Shell) -> None:
     assert (again.control, again.candidates) == (first.control, first.candidates)
 
 
-def test_the_default_decides_where_neither_is_given(refract: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "CONTROL", True)
-    assert from_json(refract.score("--json-out", "-").out).control is not None
+def test_the_engine_decides_where_neither_is_given_and_only_the_reference_is_run_again(refract: Shell) -> None:
+    refract.engine.control_by_default = True
+    report = from_json(refract.score("--json-out", "-").out)
+    assert report.control is not None
+    assert report.candidates[0].control is None
+    assert report.provenance.loads == 3
     assert from_json(refract.score("--no-control", "--json-out", "-").out).control is None
 
 

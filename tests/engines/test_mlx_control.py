@@ -16,6 +16,7 @@ from refract.kv import parse_kv
 from refract.run.blobs import BlobFolder
 from refract.work import Base, CompareBase, Divergence, Window, WriteBase
 
+KV = parse_kv("ctk=f16,ctv=f16")
 pytestmark = pytest.mark.usefixtures("mlx")
 
 
@@ -35,7 +36,7 @@ def self_divergence(engine: MLXEngine, model: Path, folder: Path, kv: str) -> fl
     ids = engine.tokenizer(str(model)).encode(load_corpus(None).text[5000:9000])[:512]
     windows = (Window(tokens=ids, start=257),)
     plain = spec(model, kv)
-    changed = spec(model, kv, **engine.control_options(plain.options))
+    changed = spec(model, kv, **engine.control_options(plain.options, plain.kv))
     with session(engine, plain, folder) as opened:
         ((_, base),) = opened.run([WriteBase(windows=windows, protocol="prefill")])
     assert isinstance(base, Base)
@@ -54,9 +55,9 @@ def test_the_specs_options_go_over_the_engines_own(smollm2: Path) -> None:
 
 def test_the_change_differs_from_whatever_is_set() -> None:
     engine = MLXEngine({"chunk": "512"})
-    assert engine.control_options({}) == {"batch": "8", "chunk": "128"}
-    assert engine.control_options({"batch": "8"}) == {"batch": "32", "chunk": "128"}
-    assert MLXEngine().control_options({}) == {"batch": "8", "chunk": "512"}
+    assert engine.control_options({}, KV) == {"batch": "8", "chunk": "128"}
+    assert engine.control_options({"batch": "8"}, KV) == {"batch": "32", "chunk": "128"}
+    assert MLXEngine().control_options({}, KV) == {"batch": "8", "chunk": "512"}
 
 
 @pytest.mark.parametrize("options", [{"chunk": "0"}, {"chunk": "x"}, {"batch": "2000"}, {"chunks": "4"}])

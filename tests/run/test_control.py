@@ -14,7 +14,7 @@ from refract.kv import parse_kv
 from refract.results import Report, plain_number, within_noise
 from refract.run.provenance import build_report
 from refract.run.runner import run
-from refract.run.spec import RunSpec
+from refract.run.spec import ControlScope, RunSpec
 from refract.run.store import MemoryStore
 from refract.testing import FakeEngine
 from tests.run.scenario import CANDIDATES, REFERENCE, corpus, prompt_set
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> MemoryStore:
     return MemoryStore(tmp_path)
 
 
-def controlled_spec(*candidates: str, control: bool = True) -> RunSpec:
+def controlled_spec(*candidates: str, control: ControlScope | None = "all") -> RunSpec:
     return RunSpec(
         model="fake",
         reference=parse_kv(REFERENCE),
@@ -59,7 +59,7 @@ def test_every_configuration_costs_a_second_load_and_a_stored_run_none(store: Me
 
 def test_without_it_nothing_more_is_asked(store: MemoryStore) -> None:
     engine = FakeEngine()
-    found = run(controlled_spec(control=False), engine, store)
+    found = run(controlled_spec(control="none"), engine, store)
     assert len(engine.loads) == 3
     assert found.control is None
     assert [candidate.control for candidate in found.candidates] == [None, None]
@@ -112,7 +112,7 @@ def test_the_change_goes_on_top_of_the_users_options(store: MemoryStore) -> None
     spec = controlled_spec()
 
     run(replace(spec, options={"batch": "32", "dtype": "x"}), engine, store)
-    assert engine.control_options({}) == {"batch": "8"}
+    assert engine.control_options({}, parse_kv(REFERENCE)) == {"batch": "8"}
     assert len(engine.loads) == 6
 
 
