@@ -44,9 +44,13 @@ class Trials:
     skipped: tuple[tuple[Cell, str], ...]
 
 
-def cells(up_to: int, positions: Sequence[float], *, steps: int = 4) -> tuple[Cell, ...]:
-    """Every length, doubling `steps` - 1 times up to `up_to`, at every position."""
-    lengths = [up_to >> (steps - 1 - i) for i in range(steps)]
+def doubling(up_to: int, *, steps: int = 4) -> tuple[int, ...]:
+    """Lengths in tokens, each twice the one before, the last `up_to`."""
+    return tuple(up_to >> (steps - 1 - i) for i in range(steps))
+
+
+def cells(lengths: Sequence[int], positions: Sequence[float]) -> tuple[Cell, ...]:
+    """Every length at every position."""
     return tuple(Cell(length=length, position=position) for length in lengths for position in positions)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from refract.axes.base import Answers, PlanContext
 from refract.axes.needles import FAMILIES
-from refract.axes.retrieval import Trials, cells, plan_trials
+from refract.axes.retrieval import Trials, cells, doubling, plan_trials
 from refract.axes.rniah_result import rniah_result
 from refract.engine import Capability
 from refract.errors import UsageError
@@ -20,32 +20,44 @@ SHORTEST = 64  # tokens: less holds no question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rniah:
-    """The axis: lengths double up to `up_to` tokens, `trials` needles at each length and position."""
+    """The axis: `trials` needles at each length and position; without `lengths` they double up to `up_to` tokens."""
 
     name: ClassVar[str] = "rniah"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GENERATE})
 
     up_to: int = 4096
+    lengths: tuple[int, ...] = ()
     positions: tuple[float, ...] = (0.1, 0.5, 0.9)
     trials: int = 4
     answer_tokens: int = 64
 
     def plan(self, context: PlanContext) -> RniahPlan:
         """A plan, empty when no cell fits the model or the corpus. Raises: UsageError for knobs that mean nothing."""
-        if self.up_to < SHORTEST or self.trials < 1 or self.answer_tokens < 1:
-            raise UsageError(
-                f"retrieval up to {self.up_to} tokens, {self.trials} trials, answers of {self.answer_tokens} tokens: "
-                f"expected at least {SHORTEST}, 1 and 1"
-            )
-        if not self.positions or not all(0.0 <= position <= 1.0 for position in self.positions):
-            raise UsageError(f"positions {self.positions}: expected one or more from 0 to 1")
+        self._check()
         trials = plan_trials(
             context,
-            cells(self.up_to, self.positions),
+            cells(self.tokens, self.positions),
             trials=self.trials,
             answer_tokens=self.answer_tokens,
         )
         return RniahPlan(knobs=self, context=context, trials=trials)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The lengths of its prompts."""
+        return self.lengths or doubling(self.up_to)
+
+    def _check(self) -> None:
+        if min(self.lengths or (self.up_to,)) < SHORTEST or self.trials < 1 or self.answer_tokens < 1:
+            raise UsageError(
+                f"retrieval over {', '.join(map(str, self.tokens))} tokens, {self.trials} trials, answers of"
+                f" {self.answer_tokens} tokens: expected at least {SHORTEST}, 1 and 1"
+            )
+        if not self.positions or not all(0.0 <= position <= 1.0 for position in self.positions):
+            raise UsageError(f"positions {self.positions}: expected one or more from 0 to 1")
+        for what, values in (("length", self.lengths), ("position", self.positions)):
+            if len(set(values)) < len(values):
+                raise UsageError(f"a {what} is given twice: {', '.join(f'{value:g}' for value in values)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +78,7 @@ class RniahPlan:
     def parameters(self) -> Mapping[str, Json]:
         """Which cells, how many trials in each, and how they are made."""
         return {
-            "up_to": self.knobs.up_to,
+            "lengths": list(self.knobs.tokens),
             "positions": list(self.knobs.positions),
             "trials": self.knobs.trials,
             "answer_tokens": self.knobs.answer_tokens,

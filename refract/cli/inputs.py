@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from refract.axes import AXES
 from refract.axes.base import Axis
@@ -37,14 +38,14 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         reference=kv_config("--reference", args.reference),
         candidates=candidates(args.candidate, floor=args.measure_floor),
         axes=axes(names, args, preset),
-        prompts=prompts(args.prompts, preset),
+        prompts=prompts(args.prompts, preset, args.max_prompts),
         corpus=load_corpus(args.corpus),
         n_predict=args.n_predict,
         seed=args.seed,
         options=engine_options(args),
         measure_floor=args.measure_floor,
         control="all" if args.control else "none" if args.no_control else None,
-        explain=args.explain or _explained_unasked(args, preset),
+        explain=args.explain or ("sides" if _explained_unasked(args, preset) else "none"),
         required=frozenset(names if args.axes else ()),
     )
 
@@ -101,20 +102,27 @@ def axes(names: Iterable[str], args: argparse.Namespace, preset: Preset) -> tupl
     """The axes with their knobs."""
     knobs = {
         "kld": {"chunks": args.chunks or preset.chunks, "ctx": args.ctx, "depth": args.depth},
-        "rniah": {"up_to": args.rniah_up_to},
+        "rniah": rniah_knobs(args),
     }
     return tuple(AXES[name](**knobs.get(name, {})) for name in names)
 
 
-def prompts(path: Path | None, preset: Preset) -> PromptSet:
-    """The preset's tier of the prompts, and of the bundled ones its categories and no more than its number.
+def rniah_knobs(args: argparse.Namespace) -> dict[str, Any]:
+    """The knobs of the axis rniah that are not its own defaults."""
+    lengths, up_to = args.rniah_lengths, args.rniah_up_to
+    if lengths and up_to:
+        raise UsageError("--rniah-lengths names every length, --rniah-up-to the longest", hint="keep one of them")
+    given = {"lengths": lengths, "positions": args.rniah_positions, "trials": args.rniah_trials}
+    return {"up_to": up_to or presets.RNIAH_UP_TO} | {name: value for name, value in given.items() if value}
+
+
+def prompts(path: Path | None, preset: Preset, most: int | None) -> PromptSet:
+    """The preset's tier of the prompts, no more than `most` of them.
 
     The bundled file alternates its categories, so its first prompts are a fair sample of all.
     """
     chosen = load_prompts(path).tier(preset.tier)
-    if path is not None:
-        return chosen
-    kept = tuple(p for p in chosen.prompts if p.category not in preset.without)[: preset.prompts]
+    kept = chosen.prompts[:most]
     return replace(chosen, prompts=kept, sha256=content_sha256(kept))
 
 

@@ -44,6 +44,16 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers of at least 1."""
+    return tuple(_whole(part.strip(), 1) for part in text.split(","))
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    """Comma-separated numbers from 0 to 1."""
+    return tuple(_between(part.strip(), 0.0, 1.0) for part in text.split(","))
+
+
 def score(text: str) -> float:
     """A score: 0 to 100."""
     return _between(text, 0.0, 100.0)

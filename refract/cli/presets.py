@@ -9,19 +9,16 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A tier of the prompt set, less the categories in `without`, the first `prompts` of the rest (None: all), and a
-    number of corpus windows."""
+    """A tier of the prompt set and a number of corpus windows."""
 
     tier: str
     chunks: int
-    prompts: int | None = None
-    without: tuple[str, ...] = ()
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "quick": Preset(tier="quick", chunks=8),
-        "default": Preset(tier="default", chunks=32, prompts=60, without=("long-context",)),
+        "default": Preset(tier="default", chunks=32),
         "full": Preset(tier="full", chunks=32),
     }
 )

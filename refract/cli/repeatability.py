@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     group.add_argument("--json-out", type=output_file, metavar="FILE", help=text)
     add_progress(group)
     parser.set_defaults(run=run, fail_under=None, fail_over_kld=None)
-    parser.set_defaults(control=False, no_control=True, explain=False, no_explain=True)
+    parser.set_defaults(control=False, no_control=True, explain=None, no_explain=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 from refract.cli import presets
 from refract.cli.engine_options import add_engine_options
-from refract.cli.options import add_cache_dir, margin, nats, not_negative, output_file, positive, score
+from refract.cli.options import (
+    add_cache_dir,
+    fractions,
+    margin,
+    nats,
+    not_negative,
+    output_file,
+    positive,
+    score,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands, Parser
@@ -70,8 +80,11 @@ def _add_beside(parser: Parser) -> None:
     )
     control.add_argument("--control", action="store_true", help=text)
     control.add_argument("--no-control", action="store_true", help="leave the control out")
-    text = "run the keys and the values of a candidate below PASS alone (unasked: 1 candidate, at most 8 windows)"
-    explain.add_argument("--explain", action="store_true", help=text)
+    text = (
+        "run the keys and the values of a candidate below PASS alone (unasked: 1 candidate, at most 8 windows);"
+        " with layers, its layers too"
+    )
+    explain.add_argument("--explain", nargs="?", const="sides", choices=("sides", "layers"), help=text)
     explain.add_argument("--no-explain", action="store_true", help="never say which side carries the loss")
 
 
@@ -85,6 +98,7 @@ def _add_work(parser: Parser) -> None:
     group.add_argument(
         "--prompts", type=Path, metavar="FILE", help="own prompts, JSON lines (default: the bundled ones)"
     )
+    group.add_argument("--max-prompts", type=positive, metavar="N", help="only the first N of them (default: all)")
     text = "own text, a file or a folder of .txt files (default: the bundled corpus)"
     group.add_argument("--corpus", type=Path, metavar="PATH", help=text)
     text = f"tokens generated for a prompt (default: {presets.N_PREDICT})"
@@ -96,7 +110,13 @@ def _add_work(parser: Parser) -> None:
     text = "also measure kld behind 1k, 4k, 16k ... N tokens of cache (default: 0, not at all)"
     group.add_argument("--depth", type=not_negative, default=0, metavar="N", help=text)
     text = f"longest prompt of the axis rniah in tokens; lengths double up to it (default: {presets.RNIAH_UP_TO})"
-    group.add_argument("--rniah-up-to", type=positive, default=presets.RNIAH_UP_TO, metavar="N", help=text)
+    group.add_argument("--rniah-up-to", type=positive, metavar="N", help=text)
+    text = "the lengths themselves, comma-separated, instead of --rniah-up-to"
+    group.add_argument("--rniah-lengths", type=whole_numbers, metavar="N,N", help=text)
+    text = "where in a prompt its needle lies, comma-separated, 0 to 1 (default: 0.1,0.5,0.9)"
+    group.add_argument("--rniah-positions", type=fractions, metavar="P,P", help=text)
+    text = "needles at each length and position (default: 4, one of each kind)"
+    group.add_argument("--rniah-trials", type=positive, metavar="N", help=text)
     group.add_argument(
         "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is drawn (default: 0)"
     )

@@ -1,16 +1,18 @@
-"""Attribution: which side of a compressed cache carries the loss, from a run of each side alone."""
+"""Attribution: which side, or which layers, of a compressed cache carry the loss, from runs of each alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from refract.axes.base import AxisPlan
+from refract.axes.kld import KldPlan
 from refract.engine import Engine, LoadSpec
 from refract.errors import EngineError, IncompleteError, UsageError
 from refract.kv import KVConfig, parse_kv
 from refract.results import BAND_FLOORS, CandidateResult, mean_kl_of
-from refract.run.guards import Measured
+from refract.run.guards import Measured, never_acted
 from refract.run.prepare import Side
 from refract.run.sessions import Answering
 
@@ -19,10 +21,14 @@ BOTH = 1.5  # the larger loss is less than so many times the smaller: both sides
 Opener = Callable[[Side], Answering]
 
 
+WINDOWS = 8  # of the corpus, that layers are compared over: there are many runs
+BLOCKS = 8  # of layers, run alone first
+
+
 def worth_explaining(kv: KVConfig, result: CandidateResult) -> bool:
-    """Whether both sides are compressed and the candidate is below PASS; without a composite its kld score decides."""
+    """Whether the candidate is compressed and below PASS; without a composite its kld score decides."""
     score = result.composite.score or next((a.score for a in result.axes if a.axis == "kld"), None)
-    return kv.k.compressed and kv.v.compressed and score is not None and score.value < BAND_FLOORS["PASS"]
+    return (kv.k.compressed or kv.v.compressed) and score is not None and score.value < BAND_FLOORS["PASS"]
 
 
 def explain(
@@ -30,11 +36,15 @@ def explain(
 ) -> CandidateResult:
     """The result with a finding that says which side carries the loss, from up to two more sessions.
 
+    A candidate with one compressed side is returned as it is.
+
     Where a side cannot be run alone, the engine fails, or answers are missing and nothing may be loaded, the finding
     says so.
 
     Raises: StoreError.
     """
+    if not (side.load.kv.k.compressed and side.load.kv.v.compressed):
+        return result
     losses: dict[str, float] = {}
     for name, kv in _halves(side.load.kv).items():
         try:
@@ -42,6 +52,63 @@ def explain(
         except (UsageError, EngineError, IncompleteError, ValueError) as error:
             return _with(result, f"which side carries the loss is not known: {name} alone was not measured: {error}")
     return _with(result, attribution(losses["keys"], losses["values"]))
+
+
+def explain_layers(
+    side: Side, result: CandidateResult, *, windows: KldPlan, reference: Measured, engine: Engine, opened: Opener
+) -> CandidateResult:
+    """The result with a finding that says which layers carry the loss.
+
+    Up to `BLOCKS` blocks of neighbouring layers are compressed alone, then each layer of the worst block, over up to
+    `WINDOWS` windows of the corpus. What fails is said, as in `explain`.
+
+    Raises: StoreError.
+    """
+    few = replace(windows, windows=windows.windows[:WINDOWS])
+    try:
+        layers = sorted(frozenset().union(*side.load.kv.own_layers(result.effective.layers)))
+        blocks = {
+            block: _loss(_side(side, _only(side.load.kv, block), engine), few, reference, opened)
+            for block in cut_blocks(layers)
+        }
+        worst = max(blocks, key=lambda block: blocks[block])
+        parts: list[tuple[int, ...]] = [(layer,) for layer in worst] if len(worst) > 1 else []
+        single = {part: _loss(_side(side, _only(side.load.kv, part), engine), few, reference, opened) for part in parts}
+    except (UsageError, EngineError, IncompleteError, ValueError) as error:
+        return _with(result, f"which layers carry the loss is not known: {error}")
+    return _with(_with(result, layer_shares("blocks of layers", blocks)), layer_shares("layers", single))
+
+
+def cut_blocks(layers: Sequence[int]) -> list[tuple[int, ...]]:
+    """The layers in order, in up to `BLOCKS` blocks whose sizes differ by one at most."""
+    count = min(BLOCKS, len(layers))
+    edges = [len(layers) * i // count for i in range(count + 1)]
+    return [tuple(layers[start:end]) for start, end in pairwise(edges)]
+
+
+def layer_shares(what: str, losses: Mapping[tuple[int, ...], float]) -> str:
+    """What each part alone loses in nats, the worst first and with its share of all; empty without any."""
+    if not losses:
+        return ""
+    total = sum(losses.values())
+    ranked = sorted(losses.items(), key=lambda item: -item[1])
+    figures = ", ".join(f"{_span(part)} {loss:.2g}" for part, loss in ranked)
+    worst, most = ranked[0]
+    if not most > 0.0:
+        return f"{what} compressed alone lose nothing ({figures})"
+    return (
+        f"{what} compressed alone: {_span(worst)} carries {100.0 * most / total:.0f} % of {total:.2g} nats ({figures})"
+    )
+
+
+def _span(part: Sequence[int]) -> str:
+    return str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}"
+
+
+def _only(kv: KVConfig, layers: Sequence[int]) -> KVConfig:
+    """The configuration in these layers alone."""
+    others = "".join(f",{key}={value}" for key, value in kv.options if key != "layers")
+    return parse_kv(f"ctk={kv.k},ctv={kv.v}{others},layers={'+'.join(map(str, layers))}")
 
 
 def attribution(keys: float, values: float) -> str:
@@ -89,6 +156,9 @@ def _loss(side: Side, windows: AxisPlan, reference: Measured, opened: Opener) ->
     """The mean KL of one side alone. Raises: ValueError where it could not be scored."""
     with opened(side) as session:
         answers = session.answer(windows.candidate(reference.answers), phase=side.name)
+        alone = Measured(kv=side.load.kv, effective=session.effective(side.name), answers=answers)
+    if reason := never_acted(reference, alone):
+        raise ValueError(reason)
     result = windows.score(reference.answers, answers)
     loss = mean_kl_of((result,))
     if loss is None:
@@ -97,4 +167,4 @@ def _loss(side: Side, windows: AxisPlan, reference: Measured, opened: Opener) ->
 
 
 def _with(result: CandidateResult, finding: str) -> CandidateResult:
-    return replace(result, findings=(*result.findings, finding))
+    return replace(result, findings=(*result.findings, *filter(None, (finding,))))

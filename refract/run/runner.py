@@ -19,7 +19,7 @@ from refract.run.control import (
     reference_noise,
     windows_only,
 )
-from refract.run.explain import explain, worth_explaining
+from refract.run.explain import explain, explain_layers, worth_explaining
 from refract.run.guards import Measured
 from refract.run.prepare import Prepared, Side, prepare
 from refract.run.progress import Progress, RunEnded, RunStarted, silent
@@ -180,14 +180,20 @@ class _Run:
     ) -> tuple[CandidateResult, ...]:
         """The candidates, those that lost much with the side that did it."""
         windows = windows_only(prepared.plans)
-        if windows is None or not self.spec.explain:
+        if windows is None or self.spec.explain == "none":
             return candidates
         started, found = perf_counter(), []
         for side, candidate in zip(prepared.candidates, candidates, strict=True):
             if worth_explaining(side.load.kv, candidate):
-                candidate = explain(
-                    side, candidate, windows=windows, reference=reference, engine=self.engine, opened=self._answering
-                )
+                for explained in (explain, explain_layers) if self.spec.explain == "layers" else (explain,):
+                    candidate = explained(
+                        side,
+                        candidate,
+                        windows=windows,
+                        reference=reference,
+                        engine=self.engine,
+                        opened=self._answering,
+                    )
                 self.seconds["explain"] = perf_counter() - started
             found.append(candidate)
         return tuple(found)

@@ -12,6 +12,7 @@ from refract.data.promptset import PromptSet
 from refract.kv import KVConfig
 
 ControlScope = Literal["none", "reference", "all"]
+Explanation = Literal["none", "sides", "layers"]
 FLOOR_MINIMUM = 99.5  # a reference that agrees less with itself makes every score meaningless
 
 
@@ -22,7 +23,8 @@ class RunSpec:
     `options` are the engine's own. An axis named in `required` is refused when the engine lacks what it needs; any
     other becomes not-run, with the reason. A measured floor below `floor_minimum` aborts the run. `control` says what
     is run once more under the engine's harmless change (None: the reference where the engine's kernels are noisy); with
-    `explain` the keys and the values of every candidate below PASS are run alone, to say which side carries the loss.
+    `explain` "sides" the keys and the values of every candidate below PASS are run alone, with "layers" its layers too,
+    to say what carries the loss.
     """
 
     model: str
@@ -36,6 +38,6 @@ class RunSpec:
     options: Mapping[str, str] = field(default_factory=dict)
     measure_floor: bool = False
     control: ControlScope | None = None
-    explain: bool = False
+    explain: Explanation = "none"
     floor_minimum: float = FLOOR_MINIMUM
     required: frozenset[str] = frozenset()

@@ -14,6 +14,7 @@ from refract.stats.resample import Resampled, difference_interval, joint_score_d
 
 __all__ = ["band", "composite", "composite_difference", "harmonic_mean", "samples_needed"]
 
+_BROKEN = {"failed": "failed", "not-exercised": "was not exercised"}
 CERTAIN = 0.8  # a band with less probability than this is printed as borderline
 
 
@@ -33,7 +34,10 @@ def _harmonic(scores: F64) -> F64:
 
 
 def composite(axes: Sequence[AxisResult], *, seed: int = 0, replicates: int = 2000, level: float = 0.95) -> Composite:
-    """The harmonic mean of the axes with status ok, or the reason why there is none: fewer than two are ok.
+    """The harmonic mean of the axes with status ok, or the reason why there is none.
+
+    There is none where fewer than two are ok, and where one failed or was not exercised: what the others say would read
+    as a verdict on all. Axes that are low-confidence or were not run are left out.
 
     Interval: percentiles of the harmonic mean over joint draws of the axes' scores (`resample.joint_score_draws`),
     method "joint-bootstrap"; "one-cluster" and the whole range if an axis rests on one cluster alone; "no-variance" and
@@ -41,6 +45,9 @@ def composite(axes: Sequence[AxisResult], *, seed: int = 0, replicates: int = 20
     """
     usable = [axis for axis in axes if axis.status == "ok"]
     names = tuple(axis.axis for axis in usable)
+    broken = [f"{axis.axis} {_BROKEN[axis.status]}" for axis in axes if axis.status in _BROKEN]
+    if broken and usable:
+        return Composite(score=None, reason=f"no composite: {' and '.join(broken)}", axes=names)
     if len(usable) < 2:
         found = f"only {names[0]} is" if names else "none is"
         return Composite(score=None, reason=f"a composite needs two axes that are ok, {found}", axes=names)

@@ -236,7 +236,24 @@ def test_trials_that_share_a_haystack_are_one_cluster() -> None:
     assert {s.cluster for s in result.samples} == {t.haystack for t in made.trials.asked}
 
 
-@pytest.mark.parametrize("knobs", [Rniah(up_to=10), Rniah(trials=0), Rniah(positions=(1.5,)), Rniah(positions=())])
+def test_named_lengths_stand_in_place_of_doubled_ones_and_those_beyond_the_context_are_skipped() -> None:
+    made = Rniah(lengths=(512, 300, 1 << 20), trials=1).plan(context(tokenizer=SmallTokenizer(), text=corpus(one=LONG)))
+    assert {t.cell.length for t in made.trials.asked} == {512, 300}
+    assert made.parameters["lengths"] == [512, 300, 1 << 20]
+    assert {cell.length for cell, reason in made.trials.skipped if "exceed the model's context" in reason} == {1 << 20}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        Rniah(lengths=(10,)),
+        Rniah(lengths=(256, 256)),
+        Rniah(up_to=10),
+        Rniah(trials=0),
+        Rniah(positions=(1.5,)),
+        Rniah(positions=()),
+    ],
+)
 def test_knobs_that_mean_nothing_are_refused(knobs: Rniah) -> None:
     with pytest.raises(UsageError):
         knobs.plan(context())

@@ -179,7 +179,15 @@ def test_every_axis_can_be_asked_for_with_its_knobs(refract: Shell) -> None:
     assert list(axes) == list(AXES)
     assert [row["depth"] for row in axes["kld"]["series"]["depths"]] == [64]
     parameters = ran.report["methodology"]["parameters"]  # type: ignore[index]
-    assert parameters["rniah"]["parameters"]["up_to"] == 256
+    assert parameters["rniah"]["parameters"]["lengths"] == [32, 64, 128, 256]
+
+
+def test_the_cells_of_rniah_can_be_named_one_by_one(refract: Shell) -> None:
+    words = ("--rniah-lengths", "200,256", "--rniah-positions", "0,1", "--rniah-trials", "2")
+    ran = refract.score("--axes", "rniah", *words, "--json-out", "-")
+    assert ran.code == 0, ran.err
+    parameters = ran.report["methodology"]["parameters"]["rniah"]["parameters"]  # type: ignore[index]
+    assert (parameters["lengths"], parameters["positions"], parameters["trials"]) == ([200, 256], [0.0, 1.0], 2)
 
 
 def test_a_preset_decides_the_sizes_unless_they_are_given(refract: Shell) -> None:

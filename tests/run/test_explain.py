@@ -10,10 +10,11 @@ import pytest
 from refract.errors import KVUnsupportedError
 from refract.kv import KVConfig, parse_kv
 from refract.results import CandidateResult
-from refract.run.explain import attribution
+from refract.run.explain import attribution, cut_blocks, layer_shares
 from refract.run.runner import RunResult, run
 from refract.run.store import MemoryStore
 from refract.testing import Behaviour, FakeEngine
+from refract.testing.engine import LAYERS
 from tests.run.scenario import REFERENCE
 from tests.run.test_control import controlled_spec
 
@@ -26,7 +27,7 @@ def store(tmp_path: Path) -> MemoryStore:
 
 
 def explained(engine: FakeEngine, store: MemoryStore, *candidates: str, allow_load: bool = True) -> RunResult:
-    spec = replace(controlled_spec(*candidates, control=False), explain=True)
+    spec = replace(controlled_spec(*candidates, control="none"), explain="sides")
     return run(spec, engine, store, allow_load=allow_load)
 
 
@@ -63,7 +64,7 @@ def test_a_side_that_is_a_candidate_itself_is_not_run_again(store: MemoryStore) 
 
 def test_answers_that_are_missing_are_no_reason_to_fail_when_nothing_may_be_loaded(store: MemoryStore) -> None:
     engine = FakeEngine()
-    run(controlled_spec(BAD, control=False), engine, store)
+    run(controlled_spec(BAD, control="none"), engine, store)
     (candidate,) = explained(engine, store, BAD, allow_load=False).candidates
     assert "not known: keys alone was not measured" in loss_finding(candidate)
 
@@ -93,8 +94,8 @@ def test_a_side_the_engine_cannot_run_alone_is_said_and_no_error(store: MemorySt
 
 def test_without_windows_there_is_nothing_to_explain_by(store: MemoryStore) -> None:
     engine = FakeEngine()
-    spec = controlled_spec(BAD, control=False)
-    run(replace(spec, explain=True, axes=spec.axes[:1]), engine, store)
+    spec = controlled_spec(BAD, control="none")
+    run(replace(spec, explain="sides", axes=spec.axes[:1]), engine, store)
     assert len(engine.loads) == 2
 
 
@@ -116,3 +117,38 @@ def test_modifiers_stay_where_they_can_act(store: MemoryStore) -> None:
     explained(engine, store, "ctk=turbo2,ctv=turbo2,boundary_v=1")
     assert "ctk=turbo2,ctv=f16" in engine.loads
     assert str(parse_kv("ctk=f16,ctv=turbo2,boundary_v=1")) in engine.loads
+
+
+def test_layers_are_run_in_blocks_and_the_worst_block_layer_by_layer(store: MemoryStore) -> None:
+    engine = FakeEngine()
+    spec = replace(controlled_spec(BAD, control="none"), explain="layers")
+    (candidate,) = run(spec, engine, store).candidates
+    assert [kv for kv in engine.loads if "layers=" in kv] == [f"{BAD},layers={layer}" for layer in range(LAYERS)]
+    (finding,) = [text for text in candidate.findings if text.startswith("blocks of layers compressed alone: ")]
+    assert " % of " in finding
+
+
+def test_an_engine_without_single_layers_says_so(store: MemoryStore) -> None:
+    class Whole(FakeEngine):
+        def check_kv(self, model: str, kv: KVConfig) -> None:
+            if kv.get("layers") != "all":
+                raise KVUnsupportedError("this engine compresses all layers or none")
+
+    spec = replace(controlled_spec(BAD, control="none"), explain="layers")
+    (candidate,) = run(spec, Whole(), store).candidates
+    assert "which layers carry the loss is not known: this engine compresses all layers or none" in candidate.findings
+
+
+def test_blocks_are_even_and_in_order() -> None:
+    blocks = cut_blocks(range(30))
+    assert [layer for block in blocks for layer in block] == list(range(30))
+    assert {len(block) for block in blocks} == {3, 4}
+    assert cut_blocks([2, 5, 7]) == [(2,), (5,), (7,)]
+
+
+def test_shares_by_hand() -> None:
+    losses = {(0, 1): 0.03, (2, 3): 0.01}
+    expected = "blocks of layers compressed alone: 0-1 carries 75 % of 0.04 nats (0-1 0.03, 2-3 0.01)"
+    assert layer_shares("blocks of layers", losses) == expected
+    assert layer_shares("layers", {}) == ""
+    assert layer_shares("layers", {(3,): 0.0}) == "layers compressed alone lose nothing (3 0)"

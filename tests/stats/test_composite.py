@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.results import AxisResult, Composite, Estimate, Link, Sample, Unit
+from refract.results import AxisResult, Composite, Estimate, Link, Sample, Status, Unit
 from refract.stats.clusters import cluster_draws
 from refract.stats.composite import composite, composite_difference, harmonic_mean, samples_needed
 from refract.stats.estimate import score
@@ -106,6 +107,15 @@ def test_fewer_than_two_axes_make_no_composite(axes: list[AxisResult], why: str)
     assert found.score is None
     assert found.reason is not None
     assert why in found.reason
+
+
+@pytest.mark.parametrize(("status", "said"), [("failed", "rniah failed"), ("not-exercised", "rniah was not exercised")])
+def test_an_axis_that_broke_withholds_the_composite_of_the_others(status: Status, said: str) -> None:
+    good = [axis("trajectory", [1.0] * 8), axis("kld", [0.001] * 8, link="100*exp(-r)", unit="window")]
+    assert composite(good).band == "EXCELLENT"
+    found = composite([*good, replace(skipped("rniah"), status=status)])
+    assert (found.score, found.band) == (None, None)
+    assert found.reason == f"no composite: {said}"
 
 
 def test_same_seed_same_interval_another_seed_nearly() -> None:
