@@ -25,6 +25,7 @@ class Capability(Enum):
     TOP_K = "top-k log-probabilities of generated tokens"
     SCORE_TOKENS = "teacher-forced log-probabilities"
     KL_PREFILL = "KL divergence over windows, read from the compressed cache during prefill"
+    KL_DEEP = "KL divergence of some positions behind a long cache, in one prefill"
     KL_DECODE = "KL divergence over windows, token by token"
     KEEP_BASE = "the distributions of a generation kept as a KL base"
 

@@ -43,14 +43,16 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "polar",
             *(f"rfsn{bits}" for bits in range(2, 9)),
             *(f"minmax{bits}" for bits in (2, 3, 4, 8)),
-        )
+        ),
+        "llamacpp": (
+            *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
+            *("turbo2", "turbo3", "turbo4"),  # in the turboquant fork of llama.cpp only
+        ),
     }
 )
-_TURBO_FORK = ("turbo2", "turbo3", "turbo4")  # in the turboquant fork of llama.cpp only
 # What these engines have. For mlx every format is planned.
 PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "llamacpp": ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", *_TURBO_FORK),
         "vllm": ("f16", "bf16", "fp8_e4m3", "fp8_e5m2"),
         "sglang": ("bf16", "fp8_e4m3", "fp8_e5m2"),
     }
@@ -254,7 +256,7 @@ _ROWS: tuple[tuple[str, tuple[Form, ...], Sides, Need, str], ...] = (
 _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "boundary": {"backends": ("mlx",), "planned": ("vllm",)},  # vLLM: kv_cache_dtype_skip_layers
-        "rot": {"backends": ("mlx",), "planned": ("llamacpp",)},  # llama.cpp: LLAMA_ATTN_ROT_DISABLE and its overrides
+        "rot": {"backends": ("mlx", "llamacpp"), "planned": ()},  # llama.cpp: none turns its own rotation off
         "seed": {"backends": ("mlx",), "planned": ()},
         "layers": {"backends": ("mlx",), "planned": ()},
     }

@@ -163,18 +163,16 @@ def test_boundary_is_supported_on_mlx() -> None:
             ["minmax2:axis=channel is planned for mlx and not implemented yet"],
         ),
         ("ctk=q8_0,ctv=q5_1:rot=haar,seed=3,boundary_v=2:type=q8_0", "mlx", []),
+        ("ctk=q8_0,ctv=turbo3,rot=none", "llamacpp", []),
         (
-            "ctk=q8_0,ctv=q8_0,rot=wht",
+            "ctk=affine4,ctv=f16,boundary=2",
             "llamacpp",
-            [
-                "q8_0 is planned for llamacpp and not implemented yet",
-                "rot=wht is planned for llamacpp and not implemented yet",
-            ],
+            ["affine4 does not exist on llamacpp", "boundary_k=2 does not exist on llamacpp"],
         ),
         (
-            "ctk=q8_0,ctv=f16",
-            "llamacpp",
-            [f"{name} is planned for llamacpp and not implemented yet" for name in ("q8_0", "f16")],
+            "ctk=fp8_e4m3,ctv=fp8_e4m3",
+            "vllm",
+            ["fp8_e4m3 is planned for vllm and not implemented yet"],
         ),
         ("ctk=affine4:g=32,ctv=affine8:g=128", "mlx", []),
         ("ctk=polar,ctv=polar", "vllm", ["polar does not exist on vllm"]),
@@ -225,7 +223,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["keys"][0] for entry in document["modifiers"]] == list(MODIFIERS)
     turbo4 = next(entry for entry in document["formats"] if entry["name"] == "turbo4")
     assert turbo4["bits_per_value"] == 4.125
-    assert turbo4["backends"] == {"mlx": "yes", "llamacpp": "plan", "vllm": "-", "sglang": "-"}
+    assert turbo4["backends"] == {"mlx": "yes", "llamacpp": "yes", "vllm": "-", "sglang": "-"}
 
 
 @pytest.mark.parametrize(

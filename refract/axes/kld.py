@@ -12,7 +12,7 @@ from refract.axes.anchors import Anchors, choose_evenly, plan_anchors
 from refract.axes.answers import answer_of
 from refract.axes.base import Answers, PlanContext
 from refract.axes.kld_result import kld_result
-from refract.axes.kld_windows import DEEP_POSITIONS, PlacedWindow, deep_windows, scored_windows
+from refract.axes.kld_windows import DEEP_POSITIONS, DEEP_STEPS, PlacedWindow, deep_windows, scored_windows
 from refract.axes.measured import Place, read_divergences
 from refract.engine import Capability
 from refract.errors import PromptsError, UsageError
@@ -54,7 +54,8 @@ class Kld:
         if isinstance(anchors, str):
             notes.append(f"not measured along the reference's continuations: {anchors}")
             anchors = None
-        deep = deep_windows(context, depth=self.depth, each=self.deep_chunks)
+        positions = DEEP_POSITIONS if Capability.KL_DEEP in context.capabilities else DEEP_STEPS
+        deep = deep_windows(context, depth=self.depth, each=self.deep_chunks, positions=positions)
         return KldPlan(knobs=self, context=context, windows=windows, deep=deep, anchors=anchors, notes=tuple(notes))
 
     def _anchors(self, context: PlanContext) -> Anchors | str | None:
@@ -76,6 +77,8 @@ class Kld:
             raise UsageError(
                 f"--chunks {self.chunks} --ctx {self.ctx}: expected at least 1 window of {SMALLEST_WINDOW} tokens"
             )
+        if self.depth and not {Capability.KL_DEEP, Capability.KL_DECODE} & context.capabilities:
+            raise UsageError("this engine cannot measure KL divergence behind a long cache", hint="leave --depth out")
         if self.depth < 0 or self.deep_chunks < 1:
             raise UsageError(
                 f"--depth {self.depth} with {self.deep_chunks} windows each: expected 0 or more, and 1 or more"
@@ -112,6 +115,11 @@ class KldPlan:
         return "prefill" if Capability.KL_PREFILL in self.context.capabilities else "decode"
 
     @property
+    def deep_protocol(self) -> Protocol:
+        """How deep windows are scored: prefill where the engine can score a few positions of a long prefill."""
+        return "prefill" if Capability.KL_DEEP in self.context.capabilities else "decode"
+
+    @property
     def parameters(self) -> Mapping[str, Json]:
         """Which positions of which windows, and by which protocol; what stands beside the score does not count."""
         return {
@@ -124,12 +132,14 @@ class KldPlan:
 
     def reference(self) -> Sequence[Request]:
         """The windows' bases, and the continuations whose bases are kept."""
-        bases: list[Request] = [self._write(placed) for placed in (*self.windows, *self.deep)]
+        bases: list[Request] = [self._write(placed) for placed in self.windows]
+        bases += [self._write(placed, self.deep_protocol) for placed in self.deep]
         return [*bases, *(a.reference for a in self.anchors.items)] if self.anchors else bases
 
     def candidate(self, reference: Answers) -> Sequence[Request]:
         """A comparison for every base the reference has."""
-        windows = self._window_requests((*self.windows, *self.deep), reference)
+        windows = self._window_requests(self.windows, reference)
+        windows |= self._window_requests(self.deep, reference, self.deep_protocol)
         compared = (*windows.values(), *self._trajectory_requests(reference).values())
         return [request for request in compared if isinstance(request, CompareBase)]
 
@@ -137,7 +147,7 @@ class KldPlan:
         """100 · exp(−mean KL over the windows' positions in nats); depths and trajectories stand beside it."""
         result = kld_result(
             read_divergences(self._window_requests(self.windows, reference), candidate),
-            deep=read_divergences(self._window_requests(self.deep, reference), candidate),
+            deep=read_divergences(self._window_requests(self.deep, reference, self.deep_protocol), candidate),
             trajectories=read_divergences(self._trajectory_requests(reference), candidate),
             protocol=self.protocol,
             notes=(*self.notes, *(self.anchors.warnings if self.anchors else ())),
@@ -150,18 +160,20 @@ class KldPlan:
         ids = json.dumps([placed.window.tokens for placed in (*self.windows, *self.deep)])
         return {"count": len(self.windows), "sha256": hashlib.sha256(ids.encode()).hexdigest()}
 
-    def _write(self, placed: PlacedWindow) -> WriteBase:
-        return WriteBase(windows=(placed.window,), protocol=self.protocol)
+    def _write(self, placed: PlacedWindow, protocol: Protocol | None = None) -> WriteBase:
+        return WriteBase(windows=(placed.window,), protocol=protocol or self.protocol)
 
-    def _window_requests(self, windows: Sequence[PlacedWindow], reference: Answers) -> Compared:
+    def _window_requests(
+        self, windows: Sequence[PlacedWindow], reference: Answers, protocol: Protocol | None = None
+    ) -> Compared:
         """By window: the candidate's request, or why the reference leaves nothing to compare with."""
         found: Compared = {}
         for placed in windows:
-            base = answer_of(reference, self._write(placed), Base)
+            base = answer_of(reference, self._write(placed, protocol), Base)
             found[placed.place] = (
                 base
                 if isinstance(base, Failure)
-                else CompareBase(windows=(placed.window,), protocol=self.protocol, base=base.blob)
+                else CompareBase(windows=(placed.window,), protocol=protocol or self.protocol, base=base.blob)
             )
         return found
 

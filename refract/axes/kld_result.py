@@ -56,7 +56,7 @@ def kld_result(
         statistics={**statistics, **counts},
         series=figures.series(windows, deep, along),
         samples=samples,
-        warnings=(*notes, *lost),
+        warnings=(*notes, *lost, *_bounds(windows, deep, trajectories)),
         findings=(*_distance(windows), *_growth(statistics["mean_kl_nats"], deep)),
     )
 
@@ -65,9 +65,9 @@ def _problem(windows: Measured, deep: Measured, trajectories: Measured) -> str |
     """What rules a score out, the reference's faults before the candidate's."""
     if too_many_missing(len(windows.failures), windows.total):
         return f"{len(windows.failures)} of {windows.total} windows are missing: {reasons(windows.failures.values())}"
-    estimators = sorted({*windows.estimators, *deep.estimators, *trajectories.estimators})
-    if len(estimators) > 1:
-        return f"positions were measured with different estimators: {', '.join(estimators)}"
+    for measured in (windows, deep, trajectories):
+        if len(measured.estimators) > 1:
+            return f"positions were measured with different estimators: {', '.join(measured.estimators)}"
     kinds = {
         "positions": windows,
         "positions in deep windows": deep,
@@ -105,6 +105,13 @@ def _distance(windows: Measured) -> Iterator[str]:
     if delta < 0.0:
         change = -math.expm1(delta)
         yield f"the candidate's perplexity is {change:.0%} lower than the reference's, which is no merit: see the KL"
+
+
+def _bounds(windows: Measured, deep: Measured, trajectories: Measured) -> Iterator[str]:
+    """What stands beside the score and was measured by another estimator than it."""
+    for noun, measured in (("deep windows", deep), ("continuations", trajectories)):
+        if measured.estimators and measured.estimators != windows.estimators:
+            yield f"{noun} were measured with {measured.estimators[0]}, the score with {windows.estimators[0]}"
 
 
 def _missing(measured: Measured, noun: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from refract.work import Window
 DEPTH_STEP = 4
 FIRST_DEPTH = 1024
 DEEP_POSITIONS = 256  # scored in each deep window, as many as in a window of 512
+DEEP_STEPS = 32  # scored where each is a step of its own
 _OPENING_TOKENS = 24
 
 
@@ -39,11 +40,11 @@ def scored_windows(context: PlanContext, *, chunks: int, ctx: int) -> tuple[tupl
     return tuple(placed), copies
 
 
-def deep_windows(context: PlanContext, *, depth: int, each: int) -> tuple[PlacedWindow, ...]:
-    """`each` windows at every depth, the last 256 positions of each scored. Raises: CorpusError for too little text."""
+def deep_windows(context: PlanContext, *, depth: int, each: int, positions: int) -> tuple[PlacedWindow, ...]:
+    """`each` windows at every depth, the last `positions` of each scored. Raises: CorpusError for too little text."""
     found: list[PlacedWindow] = []
     for deep in depths(depth):
-        cut, _ = distinct(cut_windows(context.corpus, context.tokenizer, count=each, size=deep + DEEP_POSITIONS))
+        cut, _ = distinct(cut_windows(context.corpus, context.tokenizer, count=each, size=deep + positions))
         found += [
             _placed(context.tokenizer, w, name=f"depth-{deep}-{i:02d}", category=str(deep), start=deep)
             for i, w in enumerate(cut)

@@ -13,6 +13,8 @@ from refract.work import TokenIds
 
 CHARS_PER_TOKEN = 8  # of a slice; prose has 4 to 5, so most slices need no second try
 _CUT_TOKENS = 16  # at the end of a slice tokens may differ from those of the whole text
+_SHIFT_TOKENS = 64  # how far a window may move to begin and end where text can be cut
+_EDGE_TOKENS = 24  # of either end of a window, enough to see whether a cut changes them
 _LINE_CHARS, _WORD_CHARS = 400, 60
 
 
@@ -29,7 +31,9 @@ def cut_windows(corpus: Corpus, tokenizer: Tokenizer, *, count: int, size: int) 
 
     One section: consecutive windows from its start, the first token of each replaced by the begin-of-sequence token
     where the model has one, so that they are those of llama-perplexity (tools/perplexity/perplexity.cpp, b11434).
-    Several sections: they take turns, and within each the windows are evenly spread and begin at a line or a word.
+    Several sections: they take turns, and within each the windows are evenly spread and begin near a line's beginning,
+    at a word where one is found whose neighbours in any order leave the tokens as they are. An engine that takes text
+    instead of token ids can then be given the windows' texts one after the other.
 
     Raises: CorpusError when there is too little text.
     """
@@ -70,22 +74,43 @@ def _spread(
 ) -> list[TextWindow]:
     """Windows from evenly spaced places; if one of these holds too few, evenly from the tokens of the whole section."""
     text = corpus.text[section.start : section.end]
-    bodies = [_slot(text, tokenizer, i, count, size) for i in range(count)]
-    if any(len(body) < size for body in bodies):
+    own = size if begin is None else size - 1
+    bodies = [_slot(text, tokenizer, i, count, own) for i in range(count)]
+    if any(len(body) < own for body in bodies):
         bodies = _even(tokenizer.encode(text), count, size)
         if len(bodies) < count:
             name = f"{corpus.name}/{section.category}"
             raise _too_short(name, needed=count * size, found=len(tokenizer.encode(text)))
-    return [
-        TextWindow(category=section.category, tokens=b[:size] if begin is None else (begin, *b[: size - 1]))
-        for b in bodies
-    ]
+    first = () if begin is None else (begin,)
+    return [TextWindow(category=section.category, tokens=(*first, *body[:own])) for body in bodies]
 
 
 def _slot(text: str, tokenizer: Tokenizer, index: int, count: int, size: int) -> TokenIds:
     """The leading tokens of the `index`-th of `count` equal parts of `text`."""
     start, end = len(text) * index // count, len(text) * (index + 1) // count
-    return _prefix(text[beginning(text, start) : end], tokenizer, size)
+    ids = _prefix(text[beginning(text, start) : end], tokenizer, size + _SHIFT_TOKENS)
+    return ids[_shift(ids, tokenizer, size) :]
+
+
+def _shift(ids: TokenIds, tokenizer: Tokenizer, size: int) -> int:
+    """Where in `ids` a window of `size` tokens can be cut without changing the tokens at its ends.
+
+    The first place where it begins with a space and a word, else the first at all, else 0.
+    """
+    places = range(max(0, min(_SHIFT_TOKENS, len(ids) - size)) + 1)
+    words = (at for at in places if _begins_word(tokenizer.decode(ids[at : at + 2])))
+    sound = (at for at in (*words, *places) if _separable(ids[at : at + size], tokenizer))
+    return next(sound, 0)
+
+
+def _separable(window: TokenIds, tokenizer: Tokenizer) -> bool:
+    """Whether the window's own end before its own beginning reads as the same tokens."""
+    head, tail = window[:_EDGE_TOKENS], window[-_EDGE_TOKENS:]
+    return all(tokenizer.encode(tokenizer.decode(edge)) == edge for edge in (head, tail, tail + head))
+
+
+def _begins_word(text: str) -> bool:
+    return text[:1] == " " and text[1:2].isalnum()
 
 
 def beginning(text: str, at: int) -> int:

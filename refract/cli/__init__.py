@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from refract import __version__
-from refract.cli import compare, fetch, formats, render, repeatability, rescore, score, selftest
+from refract.cli import compare, engines, fetch, formats, render, repeatability, rescore, score, selftest
 from refract.cli.output import prepare_streams, say
 from refract.cli.parser import Parser, commands_of, parse
 from refract.errors import RefractError
 
-COMMANDS = (score, selftest, compare, repeatability, fetch, render, rescore, formats)
+COMMANDS = (score, selftest, compare, repeatability, fetch, engines, render, rescore, formats)
 INTERRUPTED = 130
 UNEXPECTED = 1
 _GC_THRESHOLD = 100_000  # a run makes many small values and no cycles: collecting often only costs time

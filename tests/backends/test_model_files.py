@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refract.backends._fingerprint import fingerprint
-from refract.backends.mlx.source import find_model
+from refract.backends._source import find_model
 from refract.errors import ModelError
 
 CONFIG = {

@@ -59,3 +59,15 @@ def mlx() -> None:
     prepare_blas()
     if importlib.util.find_spec("mlx") is None:
         missing("MLX is not installed: pip install -e '.[mlx]'")
+
+
+@pytest.fixture(scope="session")
+def llamacpp() -> None:
+    """llama.cpp's binaries; skips where there are none."""
+    from refract.backends.llamacpp.find import find_binaries
+    from refract.errors import SetupError
+
+    try:
+        find_binaries(None, cache_folder())
+    except SetupError as error:
+        missing(f"{error.message}: {error.hint}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refract.backends._fingerprint import fingerprint
+from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.mlx.blas import Blas, prepare_blas
-from refract.backends.mlx.source import ModelSource, find_model
 from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import KVUnsupportedError, MissingPackageError, UsageError
 from refract.formats import unsupported

@@ -8,14 +8,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from refract.backends._gguf import read_gguf
+from refract.backends._source import ModelSource
 from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.codecs import layer_codecs
-from refract.backends.mlx.forward import new_caches
 from refract.backends.mlx.gguf_model import load_gguf_model
 from refract.backends.mlx.lanes import make_lanes
-from refract.backends.mlx.model import SplitModel, layer_windows, split_model
+from refract.backends.mlx.model import layer_windows, split_model
+from refract.backends.mlx.probe import probe
 from refract.backends.mlx.session import MLXSession
-from refract.backends.mlx.source import ModelSource
 from refract.engine import Blobs, LoadSpec
 from refract.errors import ConfigMismatchError, ModelError
 from refract.kv import KVConfig
@@ -95,49 +95,6 @@ def _own_layers(kv: KVConfig, count: int) -> tuple[int, int]:
     """(K, V) a layer that is stored as `ctk` or `ctv` says."""
     k, v = kv.own_layers(count)
     return min(k), min(v)
-
-
-def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[EffectiveKV, int]:
-    """What the caches hold after two tokens went through the model, and the width of its logits.
-
-    `own`: (K, V) a layer to take the side's format from.
-
-    Raises: ModelError when a layer never wrote to its cache.
-    """
-    caches = new_caches(specs)
-    logits = model.head(model.trunk(mx.array([[0, 1]]), cache=caches))
-    mx.eval(logits)
-    unused = [layer for layer, cache in enumerate(caches) if cache.keys is None or cache.values is None]
-    if unused:
-        raise ModelError(
-            f"layers {unused} of this model keep their keys and values elsewhere, out of a codec's reach",
-            hint="use another engine for this architecture",
-        )
-    sides = [side for c in caches for side in ((c.spec.k, c.keys), (c.spec.v, c.values))]
-    size = sum(s.shape[1] * s.shape[3] * codec.bits_per_value / 8 for codec, s in sides if s is not None)
-    windows = sorted({spec.window for spec in specs if spec.window is not None})
-    note = tuple(
-        f"{sum(s.window == w for s in specs)} layers attend to {w} tokens only, compressed like the others"
-        for w in windows
-    )
-    effective = EffectiveKV(
-        k=specs[own[0]].k.name,
-        v=specs[own[1]].v.name,
-        layers=len(specs),
-        layers_compressed=sum(spec.compressed for spec in specs),
-        bytes_per_token=size,
-        notes=(*note, *_other_notes(specs, own)),
-    )
-    return effective, int(logits.shape[-1])
-
-
-def _other_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[str, ...]:
-    notes = []
-    for side, names, layer in zip("KV", zip(*((s.k.name, s.v.name) for s in specs), strict=True), own, strict=True):
-        others = [f"{other} ({name})" for other, name in enumerate(names) if name != names[layer]]
-        if others:
-            notes.append(f"{side} is stored otherwise in layers {', '.join(others)}")
-    return tuple(notes)
 
 
 def _require_match(kv: KVConfig, effective: EffectiveKV) -> None:

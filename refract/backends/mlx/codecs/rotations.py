@@ -132,14 +132,20 @@ _KINDS: Mapping[str, tuple[Callable[[int, int], Matrix], Callable[[int], bool], 
 }
 
 
+def kind_of(kind: str, dim: int) -> str:
+    """The kind that "auto" stands for at head dimension `dim`, any other as it is."""
+    if kind != "auto":
+        return kind
+    return "wht" if _KINDS["wht"][1](dim) else "haar"
+
+
 @cache
 def rotation(dim: int, seed: int, kind: str = "auto") -> mx.array:
     """R as (dim, dim) float32.
 
     Raises: KVUnsupportedError when the kind does not exist for this head dimension.
     """
-    if kind == "auto":
-        kind = "wht" if _KINDS["wht"][1](dim) else "haar"
+    kind = kind_of(kind, dim)
     build, fits, wanted = _KINDS[kind]
     if not fits(dim):
         raise KVUnsupportedError(

@@ -1,4 +1,4 @@
-"""Where a model's files are and what they say of it, without loading a weight or importing mlx."""
+"""Where a model's files are and what they say of it, without loading a weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model on this machine: a GGUF file or an mlx-lm directory.
+    """A model on this machine: a GGUF file or a Hugging Face directory, as mlx-lm reads it.
 
     `files` are those that decide what the model computes; `name` is what reports call it and holds no folder of this
     machine. `parameters` is 0 where the files do not say.

@@ -1,0 +1,1 @@
+"""llama.cpp: stock llama-server and llama-perplexity, one session per configuration."""

@@ -1,0 +1,149 @@
+"""Finds llama.cpp's binaries and learns what they are: build, options, KV types, devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from refract.backends._process import described
+from refract.errors import SetupError
+
+VARIABLE = "REFRACT_LLAMA_BIN_DIR"
+SERVER, PERPLEXITY = "llama-server", "llama-perplexity"
+_BUILT = "engines/llama.cpp-*/bin"  # below the cache folder, where `refract engines build-llamacpp` puts them
+_BUILD_HINT = "name their folder with --llama-bin, or build them: refract engines build-llamacpp"
+_PROBE_S = 30.0
+_NEEDED = ("--cache-type-k", "--flash-attn", "--parallel")
+_TYPES = re.compile(r"--cache-type-k.*?allowed values:\s*([\w,\s]+?)\s*\(default", re.DOTALL)
+_VERSION = re.compile(r"version: (.+)")
+_SCRUBBED = ("LLAMA_ARG_", "LLAMA_ATTN_ROT_", "TURBO_")  # every one changes what is computed without a trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """llama-server, llama-perplexity where there is one, and what the server says of itself.
+
+    `build` is its version line; `types` are the KV types in its own help; `devices` are the GPUs it would use.
+    """
+
+    server: Path
+    perplexity: Path | None
+    build: str
+    help: str
+    types: tuple[str, ...]
+    devices: tuple[str, ...]
+
+    def knows(self, option: str) -> bool:
+        """Whether the server has this option."""
+        return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", self.help) is not None
+
+
+def find_binaries(folder: str | None, cache_dir: Path | None) -> Binaries:
+    """The binaries in `folder` (--llama-bin), else of the variable, of the PATH, or built into the cache folder.
+
+    Raises: SetupError when there are none, or the server cannot be used: each way of failing has its own line.
+    """
+    server = _server(folder, cache_dir)
+    version = _asked(server, "--version")
+    found = _VERSION.search(version)
+    if found is None:
+        raise SetupError(f"{SERVER} --version says nothing of a version: {_first(version)}", hint=_BUILD_HINT)
+    text = _asked(server, "--help")
+    types = _TYPES.search(text)
+    lacking = [option for option in _NEEDED if option not in text]
+    if lacking or types is None:
+        raise SetupError(
+            f"{SERVER} ({found[1]}) is too old: its help lacks {', '.join(lacking) or 'the KV types'}", hint=_BUILD_HINT
+        )
+    beside = server.with_name(PERPLEXITY)
+    return Binaries(
+        server=server,
+        perplexity=beside if beside.is_file() else None,
+        build=found[1].strip(),
+        help=text,
+        types=tuple(name for name in re.split(r"[,\s]+", types[1]) if name),
+        devices=_devices(server) if "--list-devices" in text else (),
+    )
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for llama.cpp's programs: without the variables that set their options unseen.
+
+    Idle OpenMP threads sleep: on a busy machine spinning ones made a run twenty times slower.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith(_SCRUBBED)}
+    return {"OMP_WAIT_POLICY": "passive"} | kept
+
+
+def _server(folder: str | None, cache_dir: Path | None) -> Path:
+    for named, by in ((folder, "--llama-bin"), (os.environ.get(VARIABLE), VARIABLE)):
+        if named:
+            path = Path(named).expanduser() / SERVER
+            if not path.is_file():
+                raise SetupError(f"{by} names a folder without {SERVER}", hint="name the folder that holds it")
+            return path.resolve()
+    if on_path := shutil.which(SERVER):
+        return Path(on_path).resolve()
+    built = sorted(cache_dir.glob(f"{_BUILT}/{SERVER}")) if cache_dir else []
+    if built:
+        return built[-1].resolve()
+    raise SetupError(f"no {SERVER} on the PATH or in the cache folder", hint=_BUILD_HINT)
+
+
+def _asked(server: Path, option: str) -> str:
+    """What the server prints for an option that makes it print and end. Raises: SetupError."""
+    try:
+        ran = subprocess.run(
+            [str(server), option],
+            capture_output=True,
+            timeout=_PROBE_S,
+            env=clean_environment(os.environ),
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise SetupError(f"{SERVER} {option} did not end within {_PROBE_S:g} s", hint=_BUILD_HINT) from None
+    except OSError as error:
+        raise SetupError(f"{SERVER} cannot be run: {_os_reason(error)}", hint=_BUILD_HINT) from None
+    text = (ran.stdout + ran.stderr).decode("utf-8", errors="replace")
+    if ran.returncode != 0 or not text.strip():
+        raise unusable(text, 128 - ran.returncode if ran.returncode < 0 else ran.returncode)
+    return text
+
+
+def unusable(text: str, status: int) -> SetupError:
+    """Why a binary that ended with this status and text cannot be used, and what to do about it."""
+    if missing := re.search(
+        r"([\w.+-]+\.(?:so|dylib)[\w.]*): cannot open shared object|Library not loaded: (\S+)", text
+    ):
+        name = missing[1] or Path(missing[2]).name
+        hint = f"install what {name} belongs to, or put its folder on the loader's path; or: {_BUILD_HINT}"
+        return SetupError(f"{SERVER} needs the shared library {name}, which is missing", hint=hint)
+    if status == 128 + 4:
+        return SetupError(
+            f"{SERVER} uses instructions this processor lacks (SIGILL)",
+            hint="build it with -DGGML_NATIVE=OFF, as refract engines build-llamacpp does, or try the flag --no-repack",
+        )
+    said = f": {_first(text)}" if text.strip() else " without a word"
+    return SetupError(f"{SERVER} does not start ({described(status)}){said}", hint=_BUILD_HINT)
+
+
+def _os_reason(error: OSError) -> str:
+    if error.errno == 8:  # ENOEXEC
+        return "it is made for another kind of processor or is no program"
+    return error.strerror or str(error)
+
+
+def _first(text: str) -> str:
+    return next((line.strip()[:120] for line in text.splitlines() if line.strip()), "nothing")
+
+
+def _devices(server: Path) -> tuple[str, ...]:
+    """The lines below "Available devices:", one a GPU; none on a build for processors only."""
+    listing = _asked(server, "--list-devices").partition("Available devices:")[2]
+    return tuple(line.strip() for line in listing.splitlines() if ":" in line)

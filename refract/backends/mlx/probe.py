@@ -1,0 +1,132 @@
+"""What the caches of a loaded model really do: two tokens go through it, and every layer has to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+
+from refract.backends.mlx.cache import LayerSpec, SequenceCache
+from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.codecs.rotations import Rotated, kind_of
+from refract.backends.mlx.codecs.turbo import Turbo
+from refract.backends.mlx.model import SplitModel
+from refract.errors import ConfigMismatchError, ModelError
+from refract.work import EffectiveKV
+
+# How far what is read may lie from what the codec leaves: a share of the codec's own error, and of the whole as much as
+# arithmetic in 16 bits needs. The finest codec, of 8 bits, errs by five times the latter.
+_OF_ERROR, _OF_NORM = 0.1, 1e-3
+
+
+class RecordingCache(SequenceCache):
+    """A layer's cache that remembers, part by part, what it was given and what it last gave back."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        self.given: list[tuple[mx.array, mx.array]] = []
+        self.read: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As the cache it is, and remembers it."""
+        self.given.append((keys, values))
+        self.read = super().update_and_fetch(keys, values)
+        return self.read
+
+
+def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[EffectiveKV, int]:
+    """What the caches hold after two tokens, one at a time, went through the model, and the width of its logits.
+
+    `own`: (K, V) a layer to take the side's format from.
+
+    Raises: ModelError when a layer never wrote to its cache; ConfigMismatchError as `verify` does.
+    """
+    caches = [RecordingCache(spec) for spec in specs]
+    for token in (0, 1):
+        logits = model.head(model.trunk(mx.array([[token]]), cache=caches))
+        mx.eval(logits)
+    unused = [layer for layer, cache in enumerate(caches) if cache.read is None]
+    if unused:
+        raise ModelError(
+            f"layers {unused} of this model keep their keys and values elsewhere, out of a codec's reach",
+            hint="use another engine for this architecture",
+        )
+    verify(caches)
+    size = sum(
+        given.shape[1] * given.shape[3] * codec.bits_per_value / 8
+        for cache in caches
+        for given, codec in zip(cache.given[0], (cache.spec.k, cache.spec.v), strict=True)
+    )
+    effective = EffectiveKV(
+        k=specs[own[0]].k.name,
+        v=specs[own[1]].v.name,
+        layers=len(specs),
+        layers_compressed=sum(spec.compressed for spec in specs),
+        bytes_per_token=size,
+        notes=(*_window_notes(specs), *_rotation_notes(specs, own), *_other_notes(specs, own)),
+    )
+    return effective, int(logits.shape[-1])
+
+
+def verify(caches: Sequence[RecordingCache]) -> None:
+    """Nothing, where every cache gives back what its codecs leave of what it was given, and less than that itself
+    where a codec compresses.
+
+    Raises: ConfigMismatchError, which names the first layer and side that does not.
+    """
+    for layer, cache in enumerate(caches):
+        codecs = (cache.spec.k, cache.spec.v)
+        for side, codec, parts, read in zip("KV", codecs, zip(*cache.given, strict=True), cache.read or (), strict=True):
+            found = difference(codec, parts, read)
+            if found is not None:
+                raise ConfigMismatchError(
+                    f"layer {layer} should store {side} as {codec.name}, and {found}",
+                    hint="this is a bug; please report it with the output of: refract selftest",
+                )
+
+
+def difference(codec: Codec, parts: Sequence[mx.array], read: mx.array) -> str | None:
+    """What is wrong with `read` (B, H, n, D) as what `codec` leaves of `parts` written one after the other, or None."""
+    raw = mx.concatenate(list(parts), axis=2).astype(mx.float32)
+    if read.shape != raw.shape:
+        return f"gives back the shape {read.shape} for {raw.shape}"
+    left = mx.concatenate([codec.roundtrip(part) for part in parts], axis=2).astype(mx.float32)
+    given_back = read.astype(mx.float32)
+    allowed = _OF_ERROR * _norm(left - raw) + _OF_NORM * _norm(raw)
+    if not _norm(given_back - left) <= allowed:
+        return f"gives back what lies {_norm(given_back - left) / max(_norm(raw), 1e-30):.2g} of its norm from that"
+    if codec.bits_per_value < 16 and _norm(raw) > 0.0 and bool(mx.array_equal(given_back, raw)):
+        return "gives back what it was given, uncompressed"
+    return None
+
+
+def _norm(x: mx.array) -> float:
+    return float(mx.sqrt(mx.sum(mx.square(x))))
+
+
+def _window_notes(specs: Sequence[LayerSpec]) -> Iterator[str]:
+    for window in sorted({spec.window for spec in specs if spec.window is not None}):
+        count = sum(spec.window == window for spec in specs)
+        yield f"{count} layers attend to {window} tokens only, compressed like the others"
+
+
+def _rotation_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> Iterator[str]:
+    for side, codec in (("K", specs[own[0]].k), ("V", specs[own[1]].v)):
+        if (acting := rotation_of(codec)) is not None:
+            yield f"{side} is rotated by {acting[0]}, seed {acting[1]}"
+
+
+def rotation_of(codec: Codec) -> tuple[str, int] | None:
+    """(The kind of rotation that acts before the codec, its seed), None without one."""
+    if isinstance(codec, Turbo) and codec.rotation != "none":
+        return kind_of(codec.rotation, codec.dim), codec.seed
+    if isinstance(codec, Rotated):
+        return codec.rotation, codec.seed
+    return None
+
+
+def _other_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> Iterator[str]:
+    for side, names, layer in zip("KV", zip(*((s.k.name, s.v.name) for s in specs), strict=True), own, strict=True):
+        others = [f"{other} ({name})" for other, name in enumerate(names) if name != names[layer]]
+        if others:
+            yield f"{side} is stored otherwise in layers {', '.join(others)}"
