@@ -144,7 +144,8 @@ class LlamaCppSession:
             }
             try:
                 while asked:
-                    for future in wait(asked, return_when=FIRST_COMPLETED).done:
+                    done = wait(asked, return_when=FIRST_COMPLETED).done
+                    for future in sorted(done, key=lambda future: future.exception() is not None):  # what failed last
                         yield asked.pop(future), future.result()
             finally:
                 for future in asked:
