@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ VARIABLE = "REFRACT_LLAMA_BIN_DIR"
 SERVER, PERPLEXITY = "llama-server", "llama-perplexity"
 _BUILT = "engines/llama.cpp-*/bin"  # below the cache folder, where `refract engines build-llamacpp` puts them
 _BUILD_HINT = "name their folder with --llama-bin, or build them: refract engines build-llamacpp"
+_NONE_HINT = f"{_BUILD_HINT}; or: pip install xllamacpp"
+_WHEEL_SERVER = "refract.backends.llamacpp.wheel_server"
 _PROBE_S = 30.0
 _NEEDED = ("--cache-type-k", "--flash-attn", "--parallel")
 _TYPES = re.compile(r"--cache-type-k.*?allowed values:\s*([\w,\s]+?)\s*\(default", re.DOTALL)
@@ -28,15 +32,21 @@ _SCRUBBED = ("LLAMA_ARG_", "LLAMA_ATTN_ROT_", "TURBO_")  # every one changes wha
 class Binaries:
     """llama-server, llama-perplexity where there is one, and what the server says of itself.
 
-    `build` is its version line; `types` are the KV types in its own help; `devices` are the GPUs it would use.
+    `command` starts the server. `build` is its version line; `types` are the KV types in its own help; `devices` are
+    the GPUs it would use.
     """
 
-    server: Path
+    command: tuple[str, ...]
     perplexity: Path | None
     build: str
     help: str
     types: tuple[str, ...]
     devices: tuple[str, ...]
+
+    @property
+    def server(self) -> Path:
+        """The program that is started."""
+        return Path(self.command[0])
 
     def knows(self, option: str) -> bool:
         """Whether the server has this option."""
@@ -46,28 +56,30 @@ class Binaries:
 def find_binaries(folder: str | None, cache_dir: Path | None) -> Binaries:
     """The binaries in `folder` (--llama-bin), else of the variable, of the PATH, or built into the cache folder.
 
+    Without any of these the server of the `xllamacpp` wheel, if that is installed.
+
     Raises: SetupError when there are none, or the server cannot be used: each way of failing has its own line.
     """
-    server = _server(folder, cache_dir)
-    version = _asked(server, "--version")
+    command = _command(folder, cache_dir)
+    version = _asked(command, "--version")
     found = _VERSION.search(version)
     if found is None:
         raise SetupError(f"{SERVER} --version says nothing of a version: {_first(version)}", hint=_BUILD_HINT)
-    text = _asked(server, "--help")
+    text = _asked(command, "--help")
     types = _TYPES.search(text)
     lacking = [option for option in _NEEDED if option not in text]
     if lacking or types is None:
         raise SetupError(
             f"{SERVER} ({found[1]}) is too old: its help lacks {', '.join(lacking) or 'the KV types'}", hint=_BUILD_HINT
         )
-    beside = server.with_name(PERPLEXITY)
+    beside = Path(command[0]).with_name(PERPLEXITY)
     return Binaries(
-        server=server,
-        perplexity=beside if beside.is_file() else None,
+        command=command,
+        perplexity=beside if len(command) == 1 and beside.is_file() else None,
         build=found[1].strip(),
         help=text,
         types=tuple(name for name in re.split(r"[,\s]+", types[1]) if name),
-        devices=_devices(server) if "--list-devices" in text else (),
+        devices=_devices(command) if "--list-devices" in text else (),
     )
 
 
@@ -80,7 +92,17 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "passive"} | kept
 
 
-def _server(folder: str | None, cache_dir: Path | None) -> Path:
+def _command(folder: str | None, cache_dir: Path | None) -> tuple[str, ...]:
+    """What starts llama-server."""
+    server = _server(folder, cache_dir)
+    if server is not None:
+        return (str(server),)
+    if importlib.util.find_spec("xllamacpp") is not None:
+        return (sys.executable, "-m", _WHEEL_SERVER)
+    raise SetupError(f"no {SERVER} on the PATH or in the cache folder", hint=_NONE_HINT)
+
+
+def _server(folder: str | None, cache_dir: Path | None) -> Path | None:
     for named, by in ((folder, "--llama-bin"), (os.environ.get(VARIABLE), VARIABLE)):
         if named:
             path = Path(named).expanduser() / SERVER
@@ -90,16 +112,17 @@ def _server(folder: str | None, cache_dir: Path | None) -> Path:
     if on_path := shutil.which(SERVER):
         return Path(on_path).resolve()
     built = sorted(cache_dir.glob(f"{_BUILT}/{SERVER}")) if cache_dir else []
-    if built:
-        return built[-1].resolve()
-    raise SetupError(f"no {SERVER} on the PATH or in the cache folder", hint=_BUILD_HINT)
+    return built[-1].resolve() if built else None
 
 
-def _asked(server: Path, option: str) -> str:
-    """What the server prints for an option that makes it print and end. Raises: SetupError."""
+def _asked(command: Sequence[str], option: str, *, silent: bool = False) -> str:
+    """What the server prints for an option that makes it print and end; with `silent` that may be nothing.
+
+    Raises: SetupError.
+    """
     try:
         ran = subprocess.run(
-            [str(server), option],
+            [*command, option],
             capture_output=True,
             timeout=_PROBE_S,
             env=clean_environment(os.environ),
@@ -111,7 +134,7 @@ def _asked(server: Path, option: str) -> str:
     except OSError as error:
         raise SetupError(f"{SERVER} cannot be run: {_os_reason(error)}", hint=_BUILD_HINT) from None
     text = (ran.stdout + ran.stderr).decode("utf-8", errors="replace")
-    if ran.returncode != 0 or not text.strip():
+    if ran.returncode != 0 or not (silent or text.strip()):
         raise unusable(text, 128 - ran.returncode if ran.returncode < 0 else ran.returncode)
     return text
 
@@ -143,7 +166,7 @@ def _first(text: str) -> str:
     return next((line.strip()[:120] for line in text.splitlines() if line.strip()), "nothing")
 
 
-def _devices(server: Path) -> tuple[str, ...]:
+def _devices(command: Sequence[str]) -> tuple[str, ...]:
     """The lines below "Available devices:", one a GPU; none on a build for processors only."""
-    listing = _asked(server, "--list-devices").partition("Available devices:")[2]
+    listing = _asked(command, "--list-devices", silent=True).partition("Available devices:")[2]
     return tuple(line.strip() for line in listing.splitlines() if ":" in line)

@@ -72,7 +72,7 @@ def serving(
     """
     for attempt in range(1, _STARTS + 1):
         port = _free_port()
-        command = [str(binaries.server), "-m", str(model), "--host", _HOST, "--port", str(port), *flags]
+        command = [*binaries.command, "-m", str(model), "--host", _HOST, "--port", str(port), *flags]
         with child(command, env=env) as process:
             client = Client(url=f"http://{_HOST}:{port}", name="llama-server", gone=partial(_gone, process))
             try:

@@ -76,7 +76,9 @@ def verify(caches: Sequence[RecordingCache]) -> None:
     """
     for layer, cache in enumerate(caches):
         codecs = (cache.spec.k, cache.spec.v)
-        for side, codec, parts, read in zip("KV", codecs, zip(*cache.given, strict=True), cache.read or (), strict=True):
+        for side, codec, parts, read in zip(
+            "KV", codecs, zip(*cache.given, strict=True), cache.read or (), strict=True
+        ):
             found = difference(codec, parts, read)
             if found is not None:
                 raise ConfigMismatchError(

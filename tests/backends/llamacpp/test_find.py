@@ -111,6 +111,17 @@ def test_none_at_all(tmp_path: Path) -> None:
         find_binaries(str(tmp_path), None)
 
 
+def test_the_wheel_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: object() if name == "xllamacpp" else None)
+    found = find_binaries(None, tmp_path)
+    assert found.command[1:] == ("-m", "refract.backends.llamacpp.wheel_server")
+    assert found.perplexity is None
+    assert found.build.startswith("xllamacpp ")
+    assert {"f16", "q8_0", "iq4_nl"} <= set(found.types)
+    assert found.knows("--no-warmup")
+    assert find_binaries(str(install(tmp_path, GOOD)), tmp_path).build == "1.0 (build 7, commit x)"
+
+
 def test_variables_that_would_set_options_unseen_are_left_out() -> None:
     given = {"PATH": "/bin", "LLAMA_ARG_CTX_SIZE": "1", "LLAMA_ATTN_ROT_DISABLE": "1", "TURBO_LAYER_ADAPTIVE": "1"}
     assert clean_environment(given) == {"PATH": "/bin", "OMP_WAIT_POLICY": "passive"}
