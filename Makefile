@@ -21,7 +21,7 @@ ENGINE_TESTS = REFRACT_REQUIRE_ENGINES=1 $(BIN)/python -m pytest
 test-mlx: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
 	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*'
 
-test-llamacpp: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
+test-llamacpp: $(VENV)/.dev $(VENV)/.llamacpp $(VENV)/.models
 	$(BIN)/refract engines build-llamacpp
 	$(ENGINE_TESTS) tests/engines/test_llamacpp_*.py
 
@@ -57,6 +57,11 @@ $(VENV)/.demo: pyproject.toml
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.llamacpp: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(INSTALL) --editable '.[llamacpp]'
 	@touch $@
 
 $(VENV)/.models: $(VENV)/.demo
