@@ -10,6 +10,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from refract.errors import UsageError
@@ -91,11 +92,14 @@ def commands_of(parser: Parser) -> Mapping[str, Parser]:
 def _check_options(parser: Parser, words: Sequence[str]) -> None:
     """Refuses unknown long options first, so that a typo is named rather than what it made missing."""
     known = parser._option_string_actions
-    for word in words:
+    for before, word in pairwise(("", *words)):
         if word == "--":
             return
         name = word.partition("=")[0]
         if word.startswith("--") and name not in known:
+            if before in known and known[before].nargs is None:
+                hint = f"a value that begins with dashes is written {before}={word}"
+                raise UsageError(f"{before} is followed by {word}, which is no option", hint=hint)
             hint = suggestion(name, known) or f"{parser.prog} --help lists the options"
             raise UsageError(f"unknown option {name}", hint=hint)
 

@@ -71,12 +71,12 @@ class LlamaCppEngine:
         """The binaries, their build and devices, and the model's files."""
         binaries = self.binaries
         lacks = binaries.perplexity is None
-        message = "not beside llama-server: KL is a lower bound from listed tokens" if lacks else "beside llama-server"
+        message = "none: KL is a lower bound from listed tokens" if lacks else "llama-perplexity"
         source = self._source(model)
         return [
             Check(name="llama-server", status="ok", message=binaries.build),
             Check(
-                name="llama-perplexity",
+                name="perplexity tool",
                 status="warn" if lacks else "ok",
                 message=message,
                 fix="refract engines build-llamacpp" if lacks else None,

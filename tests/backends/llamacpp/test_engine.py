@@ -98,7 +98,7 @@ def test_a_compressed_v_needs_flash_attention(tmp_path: Path) -> None:
 def test_without_llama_perplexity_there_is_no_exact_divergence(tmp_path: Path) -> None:
     engine = made(tmp_path, perplexity=False)
     assert Capability.KL_PREFILL not in engine.capabilities(F16)
-    assert [check.status for check in engine.check("m") if check.name == "llama-perplexity"] == ["warn"]
+    assert [check.status for check in engine.check("m") if check.name == "perplexity tool"] == ["warn"]
 
 
 def test_the_control_is_another_attention_kernel_or_another_ubatch(engine: LlamaCppEngine) -> None:
