@@ -15,7 +15,7 @@ from refract.kv import KVConfig
 from refract.work import Answer, BlobRef, EffectiveKV, Failure, Message, Request, TokenIds
 
 # Options that say where an engine is. They change no answer: no identity holds them, and no report.
-PLACES = frozenset({"url", "reference_url", "candidate_url", "llama_bin", "python"})
+PLACES = frozenset({"llama_bin"})
 
 
 class Capability(Enum):

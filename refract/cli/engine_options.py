@@ -13,20 +13,13 @@ if TYPE_CHECKING:
     from refract.cli.parser import Parser
 
 # Options of this command line that become options of the engine, under the names engines know them by.
-_NAMED = ("url", "reference_url", "candidate_url", "parallel", "llama_bin", "llama_extra_flags", "batch")
+_NAMED = ("parallel", "llama_bin", "llama_extra_flags", "batch")
 _RENAMED = {"llama_extra_flags": "extra_flags"}
 
 
 def add_engine_options(parser: Parser, group: argparse._ActionsContainer) -> None:
     """Adds them to a group of the parser, or to the parser itself."""
     group.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
-    text = "a running server to measure (vllm, sglang, openai): one configuration at a time"
-    group.add_argument("--url", metavar="URL", help=text)
-    text = "two running servers, one for each configuration"
-    group.add_argument("--reference-url", metavar="URL", help=text)
-    group.add_argument("--candidate-url", metavar="URL", help="see --reference-url")
-    text = "let the engine start its servers itself, one configuration after the other (sglang)"
-    group.add_argument("--launch", action="store_true", help=text)
     text = "requests in flight at once; what more than 1 costs in exactness, the report says"
     group.add_argument("--parallel", type=positive, metavar="N", help=text)
     text = "the folder that holds llama-server and llama-perplexity"
@@ -43,8 +36,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, str]:
     """The engine's own options as a mapping. Raises: UsageError for a key given twice."""
     named = {_RENAMED.get(name, name): getattr(args, name) for name in _NAMED}
     every = [*args.engine_arg, *((name, str(value)) for name, value in named.items() if value is not None)]
-    if args.launch:
-        every.append(("launch", "1"))
     options = dict(every)
     if len(options) < len(every):
         keys = [key for key, _ in every]

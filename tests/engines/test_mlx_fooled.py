@@ -205,6 +205,7 @@ def test_the_floor_is_exact_and_a_healthy_candidate_passes(bench: Bench) -> None
 
 @pytest.mark.parametrize("fault", CASES, ids=lambda fault: fault.name)
 def test_a_broken_cache_never_looks_good(bench: Bench, fault: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refract.backends.mlx.probe.verify", lambda caches: None)  # it would refuse most of them
     fault.apply(monkeypatch)
     result = bench.candidate(fault.kv)
     print(summary(fault.name, result))

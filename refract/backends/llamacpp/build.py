@@ -45,6 +45,7 @@ _NEEDED_BYTES = 2 << 30
 _PROGRESS_EVERY = 10  # percent
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]")
 _SAID_LINES = 12
+_END_S = 10.0
 
 Run = Callable[[Sequence[str], Path, Callable[[str], None]], str]
 Say = Callable[[str], None]
@@ -232,13 +233,22 @@ def run_streaming(command: Sequence[str], folder: Path, each: Callable[[str], No
                 lines.append(line)
                 each(line)
         except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end_group(process)
             raise
     text = "".join(lines)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command), output=text)
     return text
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Asks first: ninja runs compilers in process groups of their own, and ends them when it is asked."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _check_room(folder: Path) -> None:

@@ -164,16 +164,16 @@ class LlamaCppEngine:
         flags = [*common, *self._server_flags(options, spec.max_tokens), "-t", str(threads), *_extra(options)]
         with ExitStack() as stack:
             servers = [stack.enter_context(serving(self.binaries, source.path, flags, env)) for _ in range(count)]
-            found = [read_cache_log(server.log) for server in servers]
-            effective = effective_kv(spec.kv, found[0], notes=_notes(options))
+            found = [effective_kv(spec.kv, read_cache_log(s.log), notes=_notes(options)) for s in servers]
             yield LlamaCppSession(
                 servers=servers,
                 asker=Asker(vocab_size=tokenizer.vocab_size, eos_ids=tokenizer.eos_ids, plain=_plain_token(tokenizer)),
                 perplexity=self._perplexity(source, tokenizer, blobs, common, options, env),
                 blobs=blobs,
-                effective_kv=effective,
+                effective_kv=found[0],
                 max_tokens=spec.max_tokens,
                 count=int(options["top_k"]),
+                parallel=int(options["parallel"]),
             )
 
     def _server_flags(self, options: Mapping[str, str], max_tokens: int) -> list[str]:

@@ -19,6 +19,7 @@ from refract.errors import EngineError, IncompleteError, ModelError, RefractErro
 
 READY_S = 900.0  # large models on slow disks
 _WAIT_S = 0.05
+_KILLED = 128 + 9
 _HOST = "127.0.0.1"
 _STARTS = 3  # another program may take the port between its choice and its use
 _PORT_TAKEN = re.compile(r"couldn't bind|address already in use|bind.*failed", re.IGNORECASE)
@@ -27,7 +28,10 @@ _REASONS = (
     (re.compile(r"failed to load model|error loading model|invalid magic|unknown model architecture", re.I), "model"),
     (re.compile(r"failed to allocate|out of memory|cudaMalloc", re.I), "memory"),
     (
-        re.compile(r"Unsupported cache type|invalid argument|unknown argument|error while handling argument", re.I),
+        re.compile(
+            r"Unsupported cache type|invalid argument|unknown argument|unrecognized arguments|error while handling argument",
+            re.I,
+        ),
         "flag",
     ),
 )
@@ -127,6 +131,11 @@ def why_not_ready(log: str, status: int) -> RefractError:
             return (
                 ModelError(message, hint=_HINTS[kind]) if kind == "model" else EngineError(message, hint=_HINTS[kind])
             )
+    if status == _KILLED:
+        return IncompleteError(
+            "llama-server was killed while it started (SIGKILL)",
+            hint="often the machine ran out of memory: try --engine-arg servers=1; then run the same command again",
+        )
     if status in (0, 1, 127) and "cannot open shared object" not in log:
         last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing was printed")
         return EngineError(f"llama-server ended before it was ready ({described(status)}): {last[-200:]}")

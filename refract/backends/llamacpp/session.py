@@ -45,7 +45,7 @@ Reply = tuple[Request, Answer | Failure]
 class LlamaCppSession:
     """Fulfils `refract.engine.Session`.
 
-    `count` (K) tokens are listed for a divergence in decode protocol.
+    `count` (K) tokens are listed for a divergence in decode protocol. Every server answers `parallel` requests at once.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class LlamaCppSession:
         effective_kv: EffectiveKV,
         max_tokens: int,
         count: int,
+        parallel: int = 1,
     ) -> None:
         self.effective_kv = effective_kv
-        self._servers, self._asker, self._perplexity, self._blobs = servers, asker, perplexity, blobs
+        self._asker, self._perplexity, self._blobs = asker, perplexity, blobs
         self._max_tokens, self._count = max_tokens, min(count, asker.vocab_size)
+        self._slots = [server for server in servers for _ in range(parallel)]
 
     def run(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """Answers every request; those for the servers as soon as one is free."""
@@ -128,7 +130,7 @@ class LlamaCppSession:
         if not requests:
             return
         free: queue.SimpleQueue[Server] = queue.SimpleQueue()
-        for server in self._servers:
+        for server in self._slots:
             free.put(server)
 
         def ask(request: Request) -> Answer | Failure:
@@ -138,18 +140,15 @@ class LlamaCppSession:
             finally:
                 free.put(server)
 
-        with ThreadPoolExecutor(len(self._servers)) as pool:
-            asked: dict[Future[Answer | Failure], Request] = {
-                pool.submit(ask, request): request for request in requests
-            }
-            try:
-                while asked:
-                    done = wait(asked, return_when=FIRST_COMPLETED).done
-                    for future in sorted(done, key=lambda future: future.exception() is not None):  # what failed last
-                        yield asked.pop(future), future.result()
-            finally:
-                for future in asked:
-                    future.cancel()
+        pool = ThreadPoolExecutor(len(self._slots))
+        asked: dict[Future[Answer | Failure], Request] = {pool.submit(ask, r): r for r in requests}
+        try:
+            while asked:
+                done = wait(asked, return_when=FIRST_COMPLETED).done
+                for future in sorted(done, key=lambda future: future.exception() is not None):  # what failed last
+                    yield asked.pop(future), future.result()
+        finally:  # without waiting: after Ctrl-C the servers are ended next, and with them what is in flight
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, server: Server, request: Request) -> Answer | Failure:
         try:

@@ -63,7 +63,7 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -
         layers=len(specs),
         layers_compressed=sum(spec.compressed for spec in specs),
         bytes_per_token=size,
-        notes=(*_window_notes(specs), *_rotation_notes(specs, own), *_other_notes(specs, own)),
+        notes=(*_window_notes(specs), *_rotation_notes(caches, own), *_other_notes(specs, own)),
     )
     return effective, int(logits.shape[-1])
 
@@ -112,18 +112,17 @@ def _window_notes(specs: Sequence[LayerSpec]) -> Iterator[str]:
         yield f"{count} layers attend to {window} tokens only, compressed like the others"
 
 
-def _rotation_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> Iterator[str]:
-    for side, codec in (("K", specs[own[0]].k), ("V", specs[own[1]].v)):
-        if (acting := rotation_of(codec)) is not None:
+def _rotation_notes(caches: Sequence[RecordingCache], own: tuple[int, int]) -> Iterator[str]:
+    k, v = (caches[layer] for layer in own)
+    for side, codec, (given, _) in (("K", k.spec.k, k.given[0]), ("V", v.spec.v, v.given[0][::-1])):
+        if (acting := rotation_of(codec, given.shape[-1])) is not None:
             yield f"{side} is rotated by {acting[0]}, seed {acting[1]}"
 
 
-def rotation_of(codec: Codec) -> tuple[str, int] | None:
-    """(The kind of rotation that acts before the codec, its seed), None without one."""
-    if isinstance(codec, Turbo) and codec.rotation != "none":
-        return kind_of(codec.rotation, codec.dim), codec.seed
-    if isinstance(codec, Rotated):
-        return codec.rotation, codec.seed
+def rotation_of(codec: Codec, dim: int) -> tuple[str, int] | None:
+    """(The kind of rotation that acts before the codec at head dimension `dim`, its seed), None without one."""
+    if isinstance(codec, Turbo | Rotated) and codec.rotation != "none":
+        return kind_of(codec.rotation, dim), codec.seed
     return None
 
 
