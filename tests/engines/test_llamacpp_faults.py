@@ -72,12 +72,12 @@ def test_a_server_killed_in_the_middle_ends_in_5_and_the_same_command_finishes(
     cache = tmp_path / "cache"
     with start(model, cache) as run:
         assert wait_for(model, some=True)
-        time.sleep(0.5 + 0.4 * trial)
+        time.sleep(0.1 + 0.3 * (trial % 6))
         for pid in servers(model):
             os.kill(pid, signal.SIGKILL)
         _, err = run.communicate(timeout=120)
         assert run.returncode == 5, err
-        assert "is gone while answering" in err or "ended before it was ready" in err
+        assert "is gone while answering" in err or "was killed while it started" in err
         assert "Traceback" not in err
     assert wait_for(model, some=False) == []
     with start(model, cache) as again:

@@ -27,13 +27,7 @@ _REASONS = (
     (re.compile(r"quantized V cache.*requires? flash_attn|V cache quantization requires flash_attn", re.I), "fa"),
     (re.compile(r"failed to load model|error loading model|invalid magic|unknown model architecture", re.I), "model"),
     (re.compile(r"failed to allocate|out of memory|cudaMalloc", re.I), "memory"),
-    (
-        re.compile(
-            r"Unsupported cache type|invalid argument|unknown argument|unrecognized arguments|error while handling argument",
-            re.I,
-        ),
-        "flag",
-    ),
+    (re.compile(r"Unsupported cache type|(invalid|unknown|unrecognized|handling) arguments?", re.I), "flag"),
 )
 _HINTS = {
     "fa": "V compression needs flash attention: leave -fa off out of the extra flags",

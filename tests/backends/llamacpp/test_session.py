@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -81,7 +82,9 @@ def perplexity(blobs: BlobFolder) -> FakePerplexity:
     return FakePerplexity(blobs)
 
 
-def session(blobs: BlobFolder, perplexity: FakePerplexity | None = None, *servers: object) -> LlamaCppSession:
+def session(
+    blobs: BlobFolder, perplexity: FakePerplexity | None = None, *servers: object, parallel: int = 1
+) -> LlamaCppSession:
     return LlamaCppSession(
         servers=servers or (Script(), Script()),  # type: ignore[arg-type]  # stand-ins
         asker=Asker(vocab_size=VOCAB, eos_ids=frozenset({EOS}), plain=PLAIN),
@@ -90,6 +93,7 @@ def session(blobs: BlobFolder, perplexity: FakePerplexity | None = None, *server
         effective_kv=KV,
         max_tokens=64,
         count=6,
+        parallel=parallel,
     )
 
 
@@ -211,6 +215,18 @@ def test_a_server_that_is_gone_ends_the_run_and_keeps_what_was_answered(blobs: B
     assert isinstance(next(replies)[1], Generation)
     with pytest.raises(IncompleteError):
         list(replies)
+
+
+def test_a_server_with_several_slots_is_asked_that_many_at_once(blobs: BlobFolder) -> None:
+    meeting = Barrier(3)
+
+    class Waiting(Script):
+        def complete(self, body):  # type: ignore[no-untyped-def]
+            meeting.wait(10.0)  # raises unless three are asked at once
+            return super().complete(body)
+
+    own = session(blobs, None, Waiting(), parallel=3)
+    assert len(dict(own.run([Generate(prompt=(2, n), max_new_tokens=1) for n in range(1, 7)]))) == 6
 
 
 def test_estimators_do_not_mix() -> None:
