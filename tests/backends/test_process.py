@@ -66,7 +66,8 @@ def test_it_ends_with_the_block_also_when_that_raises() -> None:
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_it_ends_with_the_parent_however_that_ends(sign: signal.Signals) -> None:
     code = (
-        "import sys, time\nfrom refract.backends._process import child\n"
+        "import signal, sys, time\nfrom refract.backends._process import child\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job inherits it ignored
         f"with child([sys.executable, '-c', {SLEEP!r}]) as c:\n"
         "    while not c.log: time.sleep(0.02)\n"
         "    print(c.log, flush=True)\n"

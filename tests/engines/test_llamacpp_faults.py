@@ -53,7 +53,11 @@ def start(model: Path, cache: Path) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "refract", *ARGUMENTS, "--model", str(model), "--cache-dir", str(cache)]
     binaries = _binaries()
     return subprocess.Popen(
-        [*words, "--llama-bin", str(binaries)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*words, "--llama-bin", str(binaries)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits it ignored
     )
 
 
