@@ -78,10 +78,13 @@ def not_as_asked(reference: Measured, candidate: Measured) -> str | None:
 
 
 def compressed_layers(kv: KVConfig, layers: int) -> int:
-    """In how many of so many layers a side is to take fewer than 16 bits a value."""
+    """In how many of so many layers a side is to take fewer than 16 bits a value; layers that `layers` spares do not.
+
+    Raises: KVUnsupportedError where the configuration names layers that are not there.
+    """
     boundary = tuple(Format(name=name).compressed for name in kv.boundary_types)
     sides = list(zip((kv.k.compressed, kv.v.compressed), boundary, kv.boundary, strict=True))
-    distances = [min(layer, layers - 1 - layer) for layer in range(layers)]
+    distances = [min(layer, layers - 1 - layer) for layer in kv.layers(layers)]
     return sum(any(edge if far < reach else inner for inner, edge, reach in sides) for far in distances)
 
 

@@ -141,14 +141,15 @@ class FakeEngine:
 
 def effective_kv(kv: KVConfig, *, compressed: bool = True) -> EffectiveKV:
     """What the fake engine allocates for a configuration; with `compressed` false it keeps all layers in 16 bits."""
-    bits = sum(_bits(side) if compressed else 16.0 for side in (kv.k, kv.v))
+    own = len(kv.layers(LAYERS)) if compressed else 0
+    bits = sum(own * _bits(side) + (LAYERS - own) * 16.0 for side in (kv.k, kv.v))
     acted = compressed and (kv.k.compressed or kv.v.compressed)
     return EffectiveKV(
         k=str(kv.k),
         v=str(kv.v),
         layers=LAYERS,
-        layers_compressed=LAYERS if acted else 0,
-        bytes_per_token=LAYERS * KV_HEADS * HEAD_DIM * bits / 8.0,
+        layers_compressed=own if acted else 0,
+        bytes_per_token=KV_HEADS * HEAD_DIM * bits / 8.0,
         notes=() if compressed else ("compression is off",),
     )
 

@@ -126,6 +126,7 @@ def test_layers_are_run_in_blocks_and_the_worst_block_layer_by_layer(store: Memo
     assert [kv for kv in engine.loads if "layers=" in kv] == [f"{BAD},layers={layer}" for layer in range(LAYERS)]
     (finding,) = [text for text in candidate.findings if text.startswith("blocks of layers compressed alone: ")]
     assert " % of " in finding
+    assert not any("not known" in text for text in candidate.findings)
 
 
 def test_an_engine_without_single_layers_says_so(store: MemoryStore) -> None:

@@ -251,3 +251,25 @@ def test_the_digest_does_not_depend_on_the_order_of_the_answers() -> None:
     answers: dict[Request, Answer | Failure] = {ASK: generation(-1.0), FORCED: TokenScores(logprobs=f32(-1.0))}
     assert answers_digest(answers) == answers_digest(dict(reversed(answers.items())))
     assert answers_digest(answers) != answers_digest({ASK: generation(-1.0)})
+
+
+@pytest.mark.parametrize(
+    ("kv", "layers", "compressed"),
+    [
+        ("ctk=q8_0,ctv=q8_0", 8, 8),
+        ("ctk=q8_0,ctv=q8_0,boundary=2", 8, 4),
+        ("ctk=q4_0,ctv=f16", 8, 8),
+        ("ctk=q8_0,ctv=q8_0,layers=0-2", 8, 3),
+        ("ctk=q8_0,ctv=q8_0,layers=last2", 8, 2),
+        ("ctk=q8_0,ctv=q8_0,layers=0-2,boundary=2", 8, 1),
+        ("ctk=f16,ctv=f16", 8, 0),
+    ],
+)
+def test_layers_that_are_to_be_compressed(kv: str, layers: int, compressed: int) -> None:
+    assert compressed_layers(parse_kv(kv), layers) == compressed
+
+
+def test_a_candidate_that_spares_layers_on_purpose_did_as_asked() -> None:
+    assert not_as_asked(REFERENCE, measured("ctk=q8_0,ctv=q8_0,layers=1-2", {}, compressed=2)) is None
+    reason = not_as_asked(REFERENCE, measured("ctk=q8_0,ctv=q8_0,layers=1-2", {}, compressed=1))
+    assert reason == "the engine compressed 1 of 4 layers, 2 were asked for: the rest flatters every score"
