@@ -22,6 +22,7 @@ SHARED = frozenset({"stats.divergence"})  # pure maths that backends need for an
 # What each part may import of this package, besides itself. `data` values are part of what axes plan from.
 ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "atomic": frozenset(),
     "format_spec": frozenset(),
     "formats": frozenset({"errors", "format_spec", "kv"}),  # kv for annotations only
     "kv": frozenset({"errors", "format_spec", "formats"}),
@@ -31,9 +32,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "stats": frozenset({"errors", "work", "results"}),
     "data": frozenset({"errors", "work"}),
     "axes": frozenset({"errors", "kv", "work", "engine", "results", "stats", "data"}),
-    "backends": frozenset({"errors", "format_spec", "formats", "kv", "work", "engine"}) | SHARED,
-    "run": frozenset({"errors", "kv", "work", "engine", "results", "stats", "data", "axes"}),
-    "report": frozenset({"errors", "kv", "format_spec", "formats", "work", "results", "stats"}),
+    "backends": frozenset({"atomic", "errors", "format_spec", "formats", "kv", "work", "engine"}) | SHARED,
+    "run": frozenset({"atomic", "errors", "kv", "work", "engine", "results", "stats", "data", "axes"}),
+    "report": frozenset({"atomic", "errors", "kv", "format_spec", "formats", "work", "results", "stats"}),
     "testing": frozenset({"errors", "kv", "formats", "work", "engine", "run"}) | SHARED,
 }
 HEAVY = (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from refract.atomic import write_atomically
 from refract.errors import ModelError
 
 _CACHE_VERSION = 1
@@ -59,8 +58,5 @@ class _Known:
         if self._path is None or not self._changed:
             return
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump({"version": _CACHE_VERSION, "hashes": self._hashes}, stream)
-            Path(name).replace(self._path)
+            content = json.dumps({"version": _CACHE_VERSION, "hashes": self._hashes})
+            write_atomically(self._path, content.encode())

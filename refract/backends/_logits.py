@@ -7,6 +7,7 @@ hands out whole rows of logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from refract.work import Distributions, Divergence
 
 Array = npt.NDArray[Any]
+_COLUMNS = tuple(field.name for field in fields(Divergence) if field.name != "estimator")
 _FEW = 8  # up to so many, repeated argmax beats a partition
 
 
@@ -103,3 +105,11 @@ def token_logprobs(logits: Array, tokens: Sequence[int]) -> npt.NDArray[np.float
     picked = logits[np.arange(len(tokens)), np.asarray(tokens)].astype(np.float64)
     found: npt.NDArray[np.float32] = (picked - normaliser).astype(np.float32)
     return found
+
+
+def join(parts: Sequence[Divergence]) -> Divergence:
+    """One divergence of several, in order. Raises: ValueError where they differ in estimator."""
+    if len({part.estimator for part in parts}) != 1:
+        raise ValueError("divergences of different estimators cannot be joined")
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return Divergence(**columns, estimator=parts[0].estimator)

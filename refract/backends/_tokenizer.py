@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refract.atomic import write_atomically
 from refract.backends._chat import ChatTemplate, join_contents, pick_template
 from refract.backends._gguf import read_gguf
 from refract.backends._gguf_tokenizer import TokenizerFacts, tokenizer_facts, tokenizer_json
@@ -261,14 +260,7 @@ def _write_cache(file: Path, facts: TokenizerFacts, text: str) -> None:
     """Keeps the tokenizer, complete or not at all. A cache that cannot be written only costs time."""
     head = json.dumps({"format": CACHE_FORMAT, "sha256": _digest(text), **asdict(facts)})
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(head + "\n" + text)
-            Path(name).replace(file)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        write_atomically(file, f"{head}\n{text}".encode())
 
 
 def _digest(text: str) -> str:

@@ -1,14 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Reports on the disk: whole or not at all, and every way to fail in words."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
+from refract.atomic import write_atomically
 from refract.errors import RefractError, SetupError, UsageError
 
 
@@ -28,8 +27,7 @@ def write_text_atomic(path: Path, text: str) -> None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, data)
+        write_atomically(target, data)
     except OSError as error:
         raise _explained(path, error) from error
 
@@ -40,32 +38,6 @@ def _is_stream(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _replace(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".refract-{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - the descriptor is open already
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)  # noqa: PTH105 - one call for tests to make fail
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name survive a power loss, on systems where folders can be synced."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _explained(path: Path, error: OSError) -> RefractError:

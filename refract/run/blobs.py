@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
+from refract.atomic import write_atomically
 from refract.errors import StoreError
 from refract.work import BlobRef
 
@@ -60,33 +58,6 @@ class BlobFolder:
 
     def _file(self, ref: BlobRef) -> Path:
         return self.folder / ref.sha256[:2] / ref.sha256
-
-
-def write_atomically(target: Path, data: bytes) -> None:
-    """Makes `target` hold `data`, durably; a crash leaves the old content or the new, never a part."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename inside `folder` survive power loss, where the system can (Windows cannot open folders)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _sha256(file: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -38,11 +38,10 @@ class Database:
             ) from error
         with self._translated():
             self._connection = sqlite3.connect(file, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        try:
+        with ExitStack() as unless_prepared:
+            unless_prepared.callback(self._connection.close)
             self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
+            unless_prepared.pop_all()
 
     def close(self) -> None:
         """Ends the connection."""
@@ -61,10 +60,9 @@ class Database:
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
-            except BaseException:
+            finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-                raise
 
     def add_key(self, connection: sqlite3.Connection, key: str) -> None:
         """Takes a new key into the database's checksum; call it in the transaction that inserts the key."""

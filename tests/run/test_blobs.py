@@ -7,7 +7,7 @@ import pytest
 
 from refract.engine import Blobs
 from refract.errors import StoreError
-from refract.run.blobs import BlobFolder, write_atomically
+from refract.run.blobs import BlobFolder
 
 
 def test_a_blob_comes_back_under_the_name_of_its_content(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(tmp_path: Path, monke
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("refract.run.blobs.os.fsync", full)
+    monkeypatch.setattr("refract.atomic.os.fsync", full)
     with pytest.raises(StoreError, match="No space left on device") as caught:
         BlobFolder(tmp_path).put(b"content", format="x/1")
     assert caught.value.hint is not None
@@ -61,21 +61,3 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
         BlobFolder(tmp_path / "file").put(b"content", format="x/1")
-
-
-def test_an_atomic_write_replaces_and_a_failed_one_keeps_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "report.json"
-    write_atomically(target, b"one")
-    write_atomically(target, b"two")
-    assert target.read_bytes() == b"two"
-
-    def interrupted(self: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(target, b"three")
-    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
-    assert target.read_bytes() == b"two"

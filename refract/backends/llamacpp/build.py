@@ -232,9 +232,10 @@ def run_streaming(command: Sequence[str], folder: Path, each: Callable[[str], No
             for line in process.stdout or ():
                 lines.append(line)
                 each(line)
-        except BaseException:
-            _end_group(process)
-            raise
+            process.wait()
+        finally:
+            if process.poll() is None:
+                _end_group(process)
     text = "".join(lines)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command), output=text)

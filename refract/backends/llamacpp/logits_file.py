@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from refract.backends._logits import join
 from refract.errors import EngineError
 from refract.work import Divergence, TokenIds, Window
 
@@ -95,7 +96,7 @@ def compare_streams(reference: Read, candidate: Read, shape: Shape, window: Wind
         rows = read_rows(reference, shape, count), read_rows(candidate, shape, count)
         parts.append(compare_rows(*rows, scored[done : done + count], n_vocab=shape.n_vocab))
         done += count
-    return _joined(parts)
+    return join(parts)
 
 
 def compare_rows(reference: Array, candidate: Array, tokens: Sequence[int], *, n_vocab: int) -> Divergence:
@@ -151,17 +152,3 @@ def _top_two(log_p: Array) -> tuple[Array, Array]:
     largest = np.exp(log_p[rows, first].astype(np.float64))
     log_p[rows, first] = -np.inf
     return first, largest - np.exp(log_p.max(axis=1).astype(np.float64))
-
-
-def _joined(parts: Sequence[Divergence]) -> Divergence:
-    return Divergence(
-        kl=np.concatenate([d.kl for d in parts]),
-        same_top=np.concatenate([d.same_top for d in parts]),
-        reference_margin=np.concatenate([d.reference_margin for d in parts]),
-        token_nll_delta=np.concatenate([d.token_nll_delta for d in parts]),
-        token_p_delta=np.concatenate([d.token_p_delta for d in parts]),
-        reference_nll=np.concatenate([d.reference_nll for d in parts]),
-        reference_finite=np.concatenate([d.reference_finite for d in parts]),
-        window=np.concatenate([d.window for d in parts]),
-        estimator="kl-exact",
-    )

@@ -6,11 +6,12 @@ import json
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from refract.backends._http import RefusedError
+from refract.backends._logits import join
 from refract.backends.llamacpp.forcing import Asker
 from refract.backends.llamacpp.listed import BLOB_FORMAT, Listing, compare_listings, narrowed, pack, unpack
 from refract.backends.llamacpp.perplexity import Perplexity, fits
@@ -35,7 +36,6 @@ from refract.work import (
     WriteBase,
 )
 
-_COLUMNS = tuple(f.name for f in fields(Divergence) if f.name not in ("window", "estimator"))
 _Key = tuple[Window, BlobRef | None]
 SEVERAL = "llamacpp-windows/1"  # a JSON list of the blobs of single windows
 
@@ -249,14 +249,5 @@ def _kind(batch: Mapping[Window, _Key]) -> tuple[int, bool]:
 
 
 def together(parts: Sequence[Divergence]) -> Divergence:
-    """The divergences of windows one after the other, each under its number. Raises: EngineError where they differ in
-    estimator."""
-    estimators = {part.estimator for part in parts}
-    if len(estimators) != 1:
-        raise EngineError(f"windows were measured with different estimators: {', '.join(sorted(estimators))}")
-
-    return Divergence(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS},
-        window=np.concatenate([np.full(len(part), number, np.int32) for number, part in enumerate(parts)]),
-        estimator=estimators.pop(),
-    )
+    """The divergences of windows one after the other, each under its number."""
+    return join([replace(part, window=np.full(len(part), number, np.int32)) for number, part in enumerate(parts)])

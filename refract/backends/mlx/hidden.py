@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from refract.backends._logits import compare_logits
+from refract.backends._logits import compare_logits, join
 from refract.backends.mlx.lanes import Work
 from refract.backends.mlx.model import SplitModel
 from refract.engine import Blobs
@@ -72,14 +72,3 @@ def compare_hidden(
         ours, theirs = (to_numpy(side)[:count] for side in sides)
         parts.append(pool.submit(compare_logits, ours, theirs, tokens[rows], window=window))
     return join([part.result() for part in parts])
-
-
-def join(parts: Sequence[Divergence]) -> Divergence:
-    """One divergence of several, in order."""
-    if len({part.estimator for part in parts}) != 1:
-        raise ValueError("divergences of different estimators cannot be joined")
-    names = ("kl", "same_top", "reference_margin", "token_nll_delta", "token_p_delta", "reference_nll")
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in (*names, "reference_finite", "window")
-    }
-    return Divergence(**columns, estimator=parts[0].estimator)

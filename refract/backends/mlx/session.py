@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from refract.backends._logits import list_top, token_logprobs
+from refract.backends._logits import join, list_top, token_logprobs
 from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.decode import decode
 from refract.backends.mlx.forward import hidden_before
-from refract.backends.mlx.hidden import Hidden, compare_hidden, join, read_base, to_numpy, write_base
+from refract.backends.mlx.hidden import Hidden, compare_hidden, read_base, to_numpy, write_base
 from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.tracks import ForcedTrack, GreedyTrack, Track
