@@ -13,8 +13,16 @@ import threading
 
 
 def main() -> None:
-    """Exits as the command does: with its status, or with 128 and the number of the signal that ended it."""
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    """Exits as the command does: with its status, or with 128 and the number of the signal that ended it.
+
+    126 where the command cannot be run at all, as in a shell.
+    """
+    try:
+        child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(126)
 
     def watch() -> None:
         while os.read(0, 4096):

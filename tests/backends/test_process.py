@@ -87,5 +87,10 @@ def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
     plain.write_text("x")
     with pytest.raises(SetupError, match="may not be executed"), child([str(plain)]):
         pass
+    plain.chmod(0o755)
+    plain.write_bytes(b"\x7fELF of no kind")
+    with child([str(plain)]) as process:
+        assert process.wait(10.0) == 126
+        assert "format error" in process.log
     with pytest.raises(SetupError, match="does not exist"), child([str(tmp_path / "none")]):
         pass

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from refract.backends._fingerprint import fingerprint
+from refract.backends._options import refuse_no_number, refuse_other_word, refuse_unknown
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.llamacpp.find import Binaries, clean_environment, find_binaries
 from refract.backends.llamacpp.forcing import Asker
 from refract.backends.llamacpp.perplexity import Perplexity
 from refract.backends.llamacpp.server import serving
-from refract.backends.llamacpp.server_log import effective_kv, read_cache_log, unrotated
+from refract.backends.llamacpp.server_log import (
+    AskedContext,
+    check_context,
+    effective_kv,
+    read_cache_log,
+    unrotated,
+)
 from refract.backends.llamacpp.session import LlamaCppSession
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
-from refract.errors import KVUnsupportedError, ModelError, UsageError
+from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError, UsageError
 from refract.formats import unsupported
 from refract.kv import KVConfig
+from refract.work import EffectiveKV
 
 _OPTIONS: Mapping[str, str] = {
     "llama_bin": "",
@@ -33,12 +40,18 @@ _OPTIONS: Mapping[str, str] = {
     "threads": "",  # all cores; llama.cpp's bits do not depend on it
     "servers": "",  # on processors alone two, of half the threads each
     "top_k": "1000",  # tokens listed for a divergence in decode protocol
+    "timeout_s": "3600",  # for one answer of a server
 }
-_FREE = frozenset({"threads", "servers"})  # options that change no answer
-_NUMBERS = ("ubatch", "parallel", "threads", "servers", "top_k")
+_FREE = frozenset({"threads", "servers", "timeout_s"})  # options that change no answer
+_NUMBERS = ("ubatch", "parallel", "threads", "servers", "top_k", "timeout_s")
+_MOST = 1 << 20
 _CONTROL_UBATCH = ("512", "64")
 _SPARE_TOKENS = 16
+_LOG_LEVEL = "4"  # at which what was allocated is said
 _BLOCK = 32  # values in a block of every quantised type
+_FLASH_FLAGS = frozenset({"-fa", "--flash-attn"})
+_UBATCH_FLAGS = frozenset({"-ub", "--ubatch-size", "-b", "--batch-size"})
+_PARALLEL_FLAGS = frozenset({"-np", "--parallel"})
 _EXTRA_VARIABLE = "REFRACT_LLAMA_EXTRA_FLAGS"
 
 
@@ -163,12 +176,26 @@ class LlamaCppEngine:
         count, threads = _division(options, gpu=bool(self.binaries.devices))
         flags = [*common, *self._server_flags(options, spec.max_tokens), "-t", str(threads), *_extra(options)]
         with ExitStack() as stack:
-            servers = [stack.enter_context(serving(self.binaries, source.path, flags, env)) for _ in range(count)]
-            found = [effective_kv(spec.kv, read_cache_log(s.log), notes=_notes(options)) for s in servers]
+            servers = [
+                stack.enter_context(
+                    serving(
+                        self.binaries,
+                        source.path,
+                        flags,
+                        env,
+                        timeout_s=float(options["timeout_s"]),
+                        log=self._log_file(number),
+                    )
+                )
+                for number in range(count)
+            ]
+            found = [self._effective_kv(server.log, spec, options) for server in servers]
+            if short := [kv for kv in found if kv != found[0]]:
+                raise ConfigMismatchError(f"two servers of one configuration differ: {found[0]} and {short[0]}")
             yield LlamaCppSession(
                 servers=servers,
                 asker=Asker(vocab_size=tokenizer.vocab_size, eos_ids=tokenizer.eos_ids, plain=_plain_token(tokenizer)),
-                perplexity=self._perplexity(source, tokenizer, blobs, common, options, env),
+                perplexity=self._perplexity(spec.kv, source, tokenizer, blobs, common, options, env),
                 blobs=blobs,
                 effective_kv=found[0],
                 max_tokens=spec.max_tokens,
@@ -176,15 +203,26 @@ class LlamaCppEngine:
                 parallel=int(options["parallel"]),
             )
 
+    def _effective_kv(self, log: str, spec: LoadSpec, options: Mapping[str, str]) -> EffectiveKV:
+        """What a server's log says it allocated, held against all that was asked for."""
+        found = read_cache_log(log)
+        check_context(found, asked_context(options, _extra(options)), tokens=spec.max_tokens)
+        return effective_kv(spec.kv, found, notes=_notes(options))
+
+    def _log_file(self, number: int) -> Path | None:
+        """Where the log of a session's server is kept when it ends, over the one of the session before."""
+        return None if self._cache_dir is None else self._cache_dir / "logs" / f"llama-server-{number + 1}.log"
+
     def _server_flags(self, options: Mapping[str, str], max_tokens: int) -> list[str]:
         parallel = int(options["parallel"])
-        flags = ["-np", str(parallel), "-c", str(parallel * (max_tokens + _SPARE_TOKENS)), "-lv", "4"]
+        flags = ["-np", str(parallel), "-c", str(parallel * (max_tokens + _SPARE_TOKENS)), "-lv", _LOG_LEVEL]
         for flag in (("--no-webui",), ("--cache-ram", "0"), ("--no-warmup",)):
             flags += flag if self.binaries.knows(flag[0]) or self.binaries.knows(flag[0].replace("no-", "")) else ()
         return flags
 
     def _perplexity(
         self,
+        kv: KVConfig,
         source: ModelSource,
         tokenizer: HFTokenizer,
         blobs: Blobs,
@@ -195,13 +233,20 @@ class LlamaCppEngine:
         if self.binaries.perplexity is None:
             return None
         threads = int(options["threads"] or os.cpu_count() or 1)
+
+        def check(log: str) -> None:
+            found = read_cache_log(log)
+            effective_kv(kv, found)
+            check_context(found, asked_context(options, _extra(options)), tokens=0)
+
         return Perplexity(
             binary=self.binaries.perplexity,
             model=source.path,
             tokenizer=tokenizer,
             blobs=blobs,
-            flags=(*common, "-t", str(threads), *_extra(options)),
+            flags=(*common, "-t", str(threads), "-lv", _LOG_LEVEL, *_extra(options)),
             env=env,
+            check=check,
         )
 
     def _effective(self, spec: LoadSpec) -> dict[str, str]:
@@ -239,6 +284,16 @@ def _common_flags(kv: KVConfig, options: Mapping[str, str]) -> list[str]:
     return [*types, "-fa", options["flash_attn"], "-ub", options["ubatch"], "-fit", "off"]
 
 
+def asked_context(options: Mapping[str, str], extra: Sequence[str]) -> AskedContext:
+    """What the log has to confirm; what the user's own flags set is theirs."""
+    flash = None if options["flash_attn"] == "auto" or _FLASH_FLAGS & set(extra) else options["flash_attn"] == "on"
+    return AskedContext(
+        flash_attention=flash,
+        ubatch=None if _UBATCH_FLAGS & set(extra) else int(options["ubatch"]),
+        sequences=None if _PARALLEL_FLAGS & set(extra) else int(options["parallel"]),
+    )
+
+
 def _division(options: Mapping[str, str], *, gpu: bool) -> tuple[int, int]:
     """How many servers, and threads of each: on processors two servers of half the threads do twice as much."""
     threads = int(options["threads"] or os.cpu_count() or 1)
@@ -270,12 +325,8 @@ def _plain_token(tokenizer: HFTokenizer) -> int:
 
 
 def _check_options(options: Mapping[str, str]) -> None:
-    for name, value in options.items():
-        if name not in _OPTIONS:
-            close = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "it has " + ", ".join(_OPTIONS)
-            raise UsageError(f"the llamacpp backend has no option {name!r}", hint=hint)
-        if name in _NUMBERS and value and not (value.isdecimal() and 1 <= int(value) <= 1 << 20):
-            raise UsageError(f"{name} must be a number from 1 up, found {value!r}", hint="leave it out for the default")
-    if options["flash_attn"] not in ("on", "off", "auto"):
-        raise UsageError(f"flash_attn is {options['flash_attn']!r}, expected on, off or auto")
+    refuse_unknown("llamacpp", options, list(_OPTIONS))
+    for name in _NUMBERS:
+        if value := options.get(name, ""):
+            refuse_no_number(name, value, most=_MOST, default=_OPTIONS[name])
+    refuse_other_word("flash_attn", options.get("flash_attn", "on"), ("on", "off", "auto"))

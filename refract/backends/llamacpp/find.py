@@ -6,13 +6,12 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refract.backends._process import described
+from refract.backends._process import child, described
 from refract.errors import SetupError
 
 VARIABLE = "REFRACT_LLAMA_BIN_DIR"
@@ -22,6 +21,7 @@ _BUILD_HINT = "name their folder with --llama-bin, or build them: refract engine
 _NONE_HINT = f"{_BUILD_HINT}; or: pip install xllamacpp"
 _WHEEL_SERVER = "refract.backends.llamacpp.wheel_server"
 _PROBE_S = 30.0
+_NOT_RUN = 126
 _NEEDED = ("--cache-type-k", "--flash-attn", "--parallel")
 _TYPES = re.compile(r"--cache-type-k.*?allowed values:\s*([\w,\s]+?)\s*\(default", re.DOTALL)
 _VERSION = re.compile(r"version: (.+)")
@@ -72,10 +72,9 @@ def find_binaries(folder: str | None, cache_dir: Path | None) -> Binaries:
         raise SetupError(
             f"{SERVER} ({found[1]}) is too old: its help lacks {', '.join(lacking) or 'the KV types'}", hint=_BUILD_HINT
         )
-    beside = Path(command[0]).with_name(PERPLEXITY)
     return Binaries(
         command=command,
-        perplexity=beside if len(command) == 1 and beside.is_file() else None,
+        perplexity=_perplexity(command, found[1].strip()),
         build=found[1].strip(),
         help=text,
         types=tuple(name for name in re.split(r"[,\s]+", types[1]) if name),
@@ -90,6 +89,22 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(_SCRUBBED)}
     return {"OMP_WAIT_POLICY": "passive"} | kept
+
+
+def _perplexity(command: Sequence[str], build: str) -> Path | None:
+    """The llama-perplexity beside the server, which must work and be of the same build.
+
+    Raises: SetupError.
+    """
+    beside = Path(command[0]).with_name(PERPLEXITY)
+    if len(command) > 1 or not beside.is_file():
+        return None
+    found = _VERSION.search(_asked([str(beside)], "--version"))
+    own = found[1].strip() if found else "no version"
+    if own != build:
+        message = f"{PERPLEXITY} says {own}, the {SERVER} beside it {build}"
+        raise SetupError(message, hint="keep programs of one build in a folder")
+    return beside
 
 
 def _command(folder: str | None, cache_dir: Path | None) -> tuple[str, ...]:
@@ -120,46 +135,36 @@ def _asked(command: Sequence[str], option: str, *, silent: bool = False) -> str:
 
     Raises: SetupError.
     """
-    try:
-        ran = subprocess.run(
-            [*command, option],
-            capture_output=True,
-            timeout=_PROBE_S,
-            env=clean_environment(os.environ),
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        raise SetupError(f"{SERVER} {option} did not end within {_PROBE_S:g} s", hint=_BUILD_HINT) from None
-    except OSError as error:
-        raise SetupError(f"{SERVER} cannot be run: {_os_reason(error)}", hint=_BUILD_HINT) from None
-    text = (ran.stdout + ran.stderr).decode("utf-8", errors="replace")
-    if ran.returncode != 0 or not (silent or text.strip()):
-        raise unusable(text, 128 - ran.returncode if ran.returncode < 0 else ran.returncode)
+    name = Path(command[0]).name if len(command) == 1 else SERVER
+    with child([*command, option], env=clean_environment(os.environ)) as process:
+        status = process.wait(_PROBE_S)
+        text = process.log
+    if status is None:
+        raise SetupError(f"{name} {option} did not end within {_PROBE_S:g} s", hint=_BUILD_HINT)
+    if status != 0 or not (silent or text.strip()):
+        raise unusable(text, status, name=name)
     return text
 
 
-def unusable(text: str, status: int) -> SetupError:
-    """Why a binary that ended with this status and text cannot be used, and what to do about it."""
+def unusable(text: str, status: int, *, name: str = SERVER) -> SetupError:
+    """Why the binary `name` that ended with this status and text cannot be used, and what to do about it."""
     if missing := re.search(
         r"([\w.+-]+\.(?:so|dylib)[\w.]*): cannot open shared object|Library not loaded: (\S+)", text
     ):
-        name = missing[1] or Path(missing[2]).name
-        hint = f"install what {name} belongs to, or put its folder on the loader's path; or: {_BUILD_HINT}"
-        return SetupError(f"{SERVER} needs the shared library {name}, which is missing", hint=hint)
+        library = missing[1] or Path(missing[2]).name
+        hint = f"install what {library} belongs to, or put its folder on the loader's path; or: {_BUILD_HINT}"
+        return SetupError(f"{name} needs the shared library {library}, which is missing", hint=hint)
     if status == 128 + 4:
         return SetupError(
-            f"{SERVER} uses instructions this processor lacks (SIGILL)",
+            f"{name} uses instructions this processor lacks (SIGILL)",
             hint="build it with -DGGML_NATIVE=OFF, as refract engines build-llamacpp does, or try the flag --no-repack",
         )
+    if status == _NOT_RUN:
+        reason = text.rpartition(": ")[2].strip()
+        what = "it is made for another kind of processor or is no program" if "format" in reason else reason
+        return SetupError(f"{name} cannot be run: {what}", hint=_BUILD_HINT)
     said = f": {_first(text)}" if text.strip() else " without a word"
-    return SetupError(f"{SERVER} does not start ({described(status)}){said}", hint=_BUILD_HINT)
-
-
-def _os_reason(error: OSError) -> str:
-    if error.errno == 8:  # ENOEXEC
-        return "it is made for another kind of processor or is no program"
-    return error.strerror or str(error)
+    return SetupError(f"{name} does not start ({described(status)}){said}", hint=_BUILD_HINT)
 
 
 def _first(text: str) -> str:

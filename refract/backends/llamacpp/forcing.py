@@ -46,6 +46,11 @@ class Asker:
         ended = answer.get("stop_type") == "eos"
         if ended and (not tokens or tokens[-1] not in self.eos_ids):
             tokens = (*tokens, self._end(server, prompt, tokens, entries))
+        if not ended and len(tokens) != most:
+            why = answer.get("stop_type")
+            raise EngineError(
+                f"llama-server stopped ({why}) after {len(tokens)} of {most} tokens, at no end of sequence"
+            )
         if not count:
             return Continued(tokens=tokens, ended=ended, listing=None)
         listing = read_listing(entries, tokens, count) or self._stepped(server, prompt, tokens, count)

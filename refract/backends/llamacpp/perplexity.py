@@ -48,7 +48,8 @@ def fits(window: Window) -> bool:
 class Perplexity:
     """llama-perplexity for one model under one configuration.
 
-    `flags` stand last on its command line and win; `env` is its whole environment.
+    `flags` stand last on its command line and win; `env` is its whole environment; `check` raises when what it printed
+    says that it ran something else. Nothing is given out before the whole run has passed every check.
     """
 
     binary: Path
@@ -57,20 +58,23 @@ class Perplexity:
     blobs: Blobs
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[str], None] = lambda _: None
     silence_s: float = SILENCE_S
 
     def write_bases(self, windows: Sequence[Window]) -> Iterator[tuple[Window, BlobRef]]:
-        """The distributions of every window, each kept as a logits file of its own as soon as it is complete.
+        """The distributions of every window, each kept as a logits file of its own.
 
         windows: distinct, of one length, each of which `fits`. One process answers them all.
 
         Raises: EngineError when the tool fails, does something else than asked, or prints another perplexity than its
             logits have; SetupError when it cannot be started.
         """
+        found = []
         for window, shape, read in self._chunks(windows):
             parts = [head_of([window.tokens], shape.n_vocab)]
             parts += [bytes(rows.data) for rows in _rows(read, shape)]
-            yield window, self.blobs.put(b"".join(parts), format=BLOB_FORMAT)
+            found.append((window, self.blobs.put(b"".join(parts), format=BLOB_FORMAT)))
+        yield from found
 
     def compare(self, windows: Sequence[Window], bases: Sequence[BlobRef]) -> Iterator[tuple[Window, Divergence]]:
         """KL(reference ‖ this configuration) over every window, whose reference is the base in the same place.
@@ -79,11 +83,13 @@ class Perplexity:
         """
         known = dict(zip(windows, bases, strict=True))
         if windows and announces_positions(self.binary, self.env):
-            yield from self._compare_inside(known)
+            yield from list(self._compare_inside(known))
             return
+        found = []
         for window, shape, read in self._chunks(windows):
             with self._base(known[window], window, shape) as (reference, _):
-                yield window, compare_streams(reference, read, shape, window)
+                found.append((window, compare_streams(reference, read, shape, window)))
+        yield from found
 
     def _chunks(self, windows: Sequence[Window]) -> Iterator[tuple[Window, Shape, Read]]:
         """Every window with the way to read its rows, all of which must be read before the next."""
@@ -109,7 +115,9 @@ class Perplexity:
                         pass
                 else:
                     yield windows[chunk], shape, read
-            check_agreement(run.finish(), seen.mean_nll, clamped=seen.clamped)
+            log = run.finish()
+            self.check(log)
+            check_agreement(log, seen.mean_nll, clamped=seen.clamped)
 
     def _compare_inside(self, known: Mapping[Window, BlobRef]) -> Iterator[tuple[Window, Divergence]]:
         """The same from a patched tool, which reads all bases and writes a line for each position."""
@@ -122,7 +130,7 @@ class Perplexity:
             wanted=POSITIONS_OPTION,
             silence_s=self.silence_s,
         ) as run:
-            yield from read_positions(run, tuple(known))
+            yield from read_positions(run, tuple(known), check=self.check)
 
     def _joined_bases(self, known: Mapping[Window, BlobRef]) -> Iterator[bytes]:
         """One logits file of all the windows' bases, in pieces."""

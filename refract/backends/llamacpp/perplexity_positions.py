@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ def announces_positions(binary: Path, env: Mapping[str, str]) -> bool:
         return POSITIONS_OPTION in process.log
 
 
-def read_positions(run: Run, windows: Sequence[Window]) -> Iterator[tuple[Window, Divergence]]:
-    """The divergence of every window, each as soon as it is complete.
+def read_positions(
+    run: Run, windows: Sequence[Window], *, check: Callable[[str], None]
+) -> Iterator[tuple[Window, Divergence]]:
+    """The divergence of every window, each as soon as it is complete; the log is given to `check` in the end.
 
     Raises: EngineError when positions are missing, others than expected, or at odds with the tool's own mean.
     """
@@ -45,6 +47,7 @@ def read_positions(run: Run, windows: Sequence[Window]) -> Iterator[tuple[Window
         raise EngineError(f"llama-perplexity writes more positions than were asked for: {extra[:80]!r}")
     mean = float(np.concatenate(total).mean(dtype=np.float64))
     log = run.finish()
+    check(log)
     if sum(map(len, total)) >= _SUMMARISED:
         printed = printed_mean_kld(log)
         if math.isfinite(mean) and not math.isclose(printed, mean, rel_tol=_AGREEMENT, abs_tol=1e-4):

@@ -6,12 +6,13 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from refract.atomic import write_atomically
 from refract.backends._http import Client, RefusedError
 from refract.backends._process import Child, child, described
 from refract.backends.llamacpp.find import Binaries, unusable
@@ -62,9 +63,16 @@ class Server:
 
 @contextmanager
 def serving(
-    binaries: Binaries, model: Path, flags: Sequence[str], env: Mapping[str, str], *, ready_s: float = READY_S
+    binaries: Binaries,
+    model: Path,
+    flags: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    timeout_s: float,
+    ready_s: float = READY_S,
+    log: Path | None = None,
 ) -> Iterator[Server]:
-    """A server for `model` with `flags`, which win over what this module sets.
+    """A server for `model` with `flags`, which win over what this module sets; its log is left in the file `log`.
 
     Raises: SetupError, ModelError or EngineError with the reason where it does not become ready.
     """
@@ -72,14 +80,19 @@ def serving(
         port = _free_port()
         command = [*binaries.command, "-m", str(model), "--host", _HOST, "--port", str(port), *flags]
         with child(command, env=env) as process:
-            client = Client(url=f"http://{_HOST}:{port}", name="llama-server", gone=partial(_gone, process))
+            url = f"http://{_HOST}:{port}"
             try:
-                _await(client, process, ready_s)
+                _await(url, process, ready_s)
             except RefractError:
+                _keep(process.log, log)
                 if attempt < _STARTS and _PORT_TAKEN.search(process.log):
                     continue
                 raise
-            yield Server(client=client, process=process)
+            client = Client(url=url, name="llama-server", timeout_s=timeout_s, gone=partial(_gone, process))
+            try:
+                yield Server(client=client, process=process)
+            finally:
+                _keep(process.log, log)
             return
 
 
@@ -93,7 +106,15 @@ def _gone(process: Child) -> str | None:
     return None if process.status is None else f"{described(process.status)}: {process.last_words[:200]}"
 
 
-def _await(client: Client, process: Child, ready_s: float) -> None:
+def _keep(text: str, log: Path | None) -> None:
+    """Leaves the log where it can be looked at; a folder that cannot be written is no reason to fail."""
+    if log is not None:
+        with suppress(OSError):
+            write_atomically(log, text.encode())
+
+
+def _await(url: str, process: Child, ready_s: float) -> None:
+    client = Client(url=url, timeout_s=5.0, patience_s=0.0)
     until = time.monotonic() + ready_s
     while True:
         if process.status is not None:
@@ -109,9 +130,8 @@ def _await(client: Client, process: Child, ready_s: float) -> None:
 
 
 def _healthy(client: Client) -> bool:
-    quick = Client(url=client.url, timeout_s=5.0, patience_s=0.0)
     try:
-        return bool(quick.get("/health").get("status") == "ok")
+        return bool(client.get("/health").get("status") == "ok")
     except (RefusedError, IncompleteError, EngineError, AttributeError):
         return False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from refract.errors import ConfigMismatchError, EngineError
 from refract.formats import FORMATS
@@ -19,6 +20,7 @@ _CACHE = re.compile(
     r"K \((\w+)\): +([\d.]+) MiB, V \((\w+)\): +([\d.]+) MiB"
 )
 _ROTATED = re.compile(r"llama_kv_cache: (?:n_rot|attn_rot)_([kv]) = (\d+)")
+_NUMBER = re.compile(r"llama_context: (n_seq_max|n_ctx_seq|n_batch|n_ubatch) += (\d+)")
 _FLASH = re.compile(r"(?:flash_attn += (enabled|disabled)|Flash Attention was auto, set to (enabled|disabled))")
 _SUBSTITUTED = re.compile(
     r"^.*?((?:llama_kv_cache|llama_context)\S*:? .*(?:adaptive|asymmetric|falling back).*)$", re.M
@@ -64,6 +66,19 @@ class CacheLog:
     rotated_v: bool
     flash_attention: bool | None
     remarks: tuple[str, ...]
+    numbers: Mapping[str, int] = field(default_factory=dict)  # of the context, by llama.cpp's names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedContext:
+    """What was asked of a context beside its KV types; None for what the user's own flags decide.
+
+    Sequences are those that a server decodes at once; `ubatch` is at most the batch it is cut from.
+    """
+
+    flash_attention: bool | None
+    ubatch: int | None
+    sequences: int | None
 
 
 def read_cache_log(log: str) -> CacheLog:
@@ -71,6 +86,7 @@ def read_cache_log(log: str) -> CacheLog:
 
     Raises: EngineError when it names no KV cache.
     """
+    numbers = {name: int(value) for name, value in _NUMBER.findall(log)}  # later ones stand
     starts = [match.start() for match in _CONTEXT.finditer(log)]
     log = log[starts[-1] :] if starts else log
     caches = tuple(
@@ -91,6 +107,7 @@ def read_cache_log(log: str) -> CacheLog:
         rotated_v="v" in rotated,
         flash_attention=flash[-1] == "enabled" if flash else None,
         remarks=tuple(dict.fromkeys(remarks)),
+        numbers=numbers,
     )
 
 
@@ -116,6 +133,31 @@ def effective_kv(kv: KVConfig, found: CacheLog, *, notes: tuple[str, ...] = ()) 
         bytes_per_token=sum(cache.bytes_per_token for cache in found.caches),
         notes=(*_notes(kv, found), *notes),
     )
+
+
+def check_context(found: CacheLog, asked: AskedContext, *, tokens: int) -> None:
+    """Nothing, where the log confirms all that was asked for and a sequence of `tokens` fits.
+
+    Raises: ConfigMismatchError, which names what differs.
+    """
+    ubatch = None if asked.ubatch is None else min(asked.ubatch, found.numbers.get("n_batch", asked.ubatch))
+    for what, wanted, real in (
+        ("flash attention", asked.flash_attention, found.flash_attention),
+        ("a ubatch of", ubatch, found.numbers.get("n_ubatch")),
+        ("sequences at once:", asked.sequences, found.numbers.get("n_seq_max")),
+    ):
+        if wanted is not None and wanted != real:
+            answer = "does not say" if real is None else f"has {_word(real)}"
+            raise ConfigMismatchError(f"asked for {what} {_word(wanted)}, llama.cpp {answer}")
+    if found.numbers.get("n_ctx_seq", tokens) < tokens:
+        raise ConfigMismatchError(
+            f"sequences of {tokens} tokens were asked for, llama.cpp holds {found.numbers['n_ctx_seq']}",
+            hint="leave -c out of the extra flags",
+        )
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def unrotated(kv: KVConfig) -> bool:

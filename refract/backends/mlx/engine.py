@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib.metadata
 import platform
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refract.backends._fingerprint import fingerprint
+from refract.backends._options import refuse_no_number, refuse_other_word, refuse_unknown
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.mlx.blas import Blas, prepare_blas
 from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
-from refract.errors import KVUnsupportedError, MissingPackageError, UsageError
+from refract.errors import KVUnsupportedError, MissingPackageError
 from refract.formats import unsupported
 from refract.kv import KVConfig
 
@@ -29,6 +29,7 @@ _OPTIONS: Mapping[str, str] = {
     "chunk": "128",  # tokens a prefill pass takes; longer ones waste more masked attention
     "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
 }
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
 _MOST: Mapping[str, int] = {"batch": 1024, "chunk": 1 << 16}
 # On a CPU 256 and 512 tokens a pass give the same bits as each other, and others than 128.
 _CONTROL: Mapping[str, str] = {"batch": "8", "chunk": "512"}
@@ -179,16 +180,11 @@ class MLXEngine:
 
 
 def _check_options(options: Mapping[str, str]) -> None:
-    for name, value in options.items():
-        if name not in _OPTIONS:
-            close = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "it has " + ", ".join(_OPTIONS)
-            raise UsageError(f"the mlx backend has no option {name!r}", hint=hint)
-        if (most := _MOST.get(name)) and not (value.isdecimal() and 1 <= int(value) <= most):
-            message = f"{name} must be a number from 1 to {most}, found {value!r}"
-            raise UsageError(message, hint=f"leave it out for {_OPTIONS[name]}")
-        if name == "dtype" and value not in ("auto", "float32", "float16", "bfloat16"):
-            raise UsageError(f"dtype {value!r} is unknown", hint="use auto, float32, float16 or bfloat16")
+    refuse_unknown("mlx", options, list(_OPTIONS))
+    for name, most in _MOST.items():
+        if name in options:
+            refuse_no_number(name, options[name], most=most, default=_OPTIONS[name])
+    refuse_other_word("dtype", options.get("dtype", "auto"), _DTYPES)
 
 
 def _version(package: str) -> str:

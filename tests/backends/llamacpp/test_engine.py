@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from refract.backends._source import ModelSource
-from refract.backends.llamacpp.engine import LlamaCppEngine
+from refract.backends.llamacpp.engine import LlamaCppEngine, asked_context
+from refract.backends.llamacpp.server_log import AskedContext
 from refract.engine import Capability, LoadSpec
 from refract.errors import KVUnsupportedError, ModelError, UsageError
 from refract.kv import parse_kv
@@ -49,8 +50,8 @@ def spec(kv: str = "ctk=f16,ctv=f16", **options: str) -> LoadSpec:
     ("options", "said", "hint"),
     [
         ({"ubach": "1"}, "no option 'ubach'", "did you mean ubatch?"),
-        ({"parallel": "0"}, "parallel must be a number from 1 up", "leave it out"),
-        ({"flash_attn": "maybe"}, "expected on, off or auto", ""),
+        ({"parallel": "0"}, "parallel must be a number from 1 to", "leave it out"),
+        ({"flash_attn": "maybe"}, "flash_attn is 'maybe'", "use on, off or auto"),
     ],
 )
 def test_options_it_does_not_have(options: dict[str, str], said: str, hint: str) -> None:
@@ -124,6 +125,15 @@ def test_extra_flags_may_come_from_the_environment(engine: LlamaCppEngine, monke
     monkeypatch.setenv("REFRACT_LLAMA_EXTRA_FLAGS", "'open")
     with pytest.raises(UsageError, match="cannot be read"):
         engine.identify(spec())
+
+
+def test_what_the_users_own_flags_set_is_not_held_against_the_request() -> None:
+    options = {"flash_attn": "on", "ubatch": "512", "parallel": "1"}
+    assert asked_context(options, []) == AskedContext(flash_attention=True, ubatch=512, sequences=1)
+    assert asked_context(options, ["-fa", "off", "-b", "64", "-np", "2"]) == AskedContext(
+        flash_attention=None, ubatch=None, sequences=None
+    )
+    assert asked_context({**options, "flash_attn": "auto"}, []).flash_attention is None
 
 
 def test_a_folder_is_no_model_for_it(tmp_path: Path) -> None:

@@ -97,6 +97,32 @@ def test_a_binary_that_cannot_be_used_says_why_in_one_line(tmp_path: Path, scrip
     assert hint in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            GOOD.replace("build 7", "build 8"),
+            "llama-perplexity says 1.0 (build 8, commit x), the llama-server beside it",
+        ),
+        ("#!/bin/sh\nkill -ILL $$\n", "llama-perplexity uses instructions this processor lacks"),
+        ("#!/bin/sh\necho usage\n", "llama-perplexity says no version"),
+        (
+            "#!/bin/sh\necho 'libx.so: cannot open shared object file'; exit 127\n",
+            "llama-perplexity needs the shared library libx.so",
+        ),
+    ],
+)
+def test_a_perplexity_tool_that_does_not_work_or_is_of_another_build_is_not_used(
+    tmp_path: Path, script: str, said: str
+) -> None:
+    folder = install(tmp_path, GOOD)
+    (folder / find.PERPLEXITY).write_text(script)
+    (folder / find.PERPLEXITY).chmod(0o755)
+    with pytest.raises(SetupError) as caught:
+        find_binaries(str(folder), None)
+    assert said in caught.value.message
+
+
 def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "_PROBE_S", 0.1)
     with pytest.raises(SetupError, match=r"--version did not end within 0\.1 s"):

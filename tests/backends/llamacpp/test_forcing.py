@@ -95,6 +95,11 @@ def test_an_end_that_is_not_the_most_probable_token_is_an_error() -> None:
         ASKER.generate(Script((4, EOS)), prompt, 8, 0)  # type: ignore[arg-type]
 
 
+def test_a_run_that_stops_for_no_reason_is_no_answer() -> None:
+    with pytest.raises(EngineError, match=r"stopped \(limit\) after 2 of 5 tokens"):
+        ASKER.generate(Script((4, 5)), (2,), 5, 0)  # type: ignore[arg-type]
+
+
 def test_dropped_entries_are_asked_for_step_by_step() -> None:
     server = Script((4, CONTINUATION, 5))
     found = ASKER.generate(server, (2,), 3, 4)  # type: ignore[arg-type]

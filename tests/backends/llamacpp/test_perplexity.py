@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from refract.backends.llamacpp.perplexity import Perplexity, fits
 from refract.backends.llamacpp.perplexity_log import check_agreement, final_perplexity, printed_mean_kld
-from refract.errors import EngineError, SetupError
+from refract.errors import ConfigMismatchError, EngineError, SetupError
 from refract.run.blobs import BlobFolder
 from refract.work import Divergence, Window
 
@@ -130,10 +131,26 @@ def test_nothing_to_do_starts_nothing(tmp_path: Path) -> None:
     assert list(tool.compare([], [])) == []
 
 
-def test_a_wrong_perplexity_is_an_error(make: Make) -> None:
+def test_nothing_is_given_out_of_a_run_whose_perplexity_is_wrong(make: Make) -> None:
     windows = [window(i) for i in range(2)]
-    with pytest.raises(EngineError, match="prints a perplexity of 5, its logits file holds"):
-        list(make(windows=windows, ppl=5.0).write_bases(windows))
+    refs = [ref for _, ref in make(windows=windows).write_bases(windows)]
+    wrong = make(windows=windows, ppl=5.0)
+    for answers in (wrong.write_bases(windows), wrong.compare(windows, refs)):
+        with pytest.raises(EngineError, match="prints a perplexity of 5, its logits file holds"):
+            next(answers)
+
+
+def test_nothing_is_given_out_of_a_run_that_was_not_as_asked(make: Make) -> None:
+    windows = [window(i) for i in range(2)]
+    seen: list[str] = []
+
+    def refuse(log: str) -> None:
+        seen.append(log)
+        raise ConfigMismatchError("another cache")
+
+    with pytest.raises(ConfigMismatchError, match="another cache"):
+        next(replace(make(windows=windows), check=refuse).write_bases(windows))
+    assert "Final estimate" in seen[0]
 
 
 @pytest.mark.parametrize(
@@ -167,14 +184,14 @@ def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_whoever_stops_reading_leaves_no_process_behind(make: Make, tmp_path: Path) -> None:
+def test_a_run_that_is_given_up_gives_out_nothing_and_leaves_no_process_behind(make: Make, tmp_path: Path) -> None:
     windows = [window(i) for i in range(2)]
     body = GOOD.replace(
         "out.write(rows)", f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nout.write(rows)"
     )
     answers = make(body + "time.sleep(60)", windows=windows).write_bases(windows)
-    next(answers)
-    answers.close()  # type: ignore[attr-defined]  # a generator
+    with pytest.raises(EngineError, match="gave nothing for 1 s"):
+        next(answers)  # though both windows' logits were read
     state = subprocess.run(
         ["ps", "-o", "stat=", "-p", (tmp_path / "pid").read_text()], capture_output=True, text=True, check=False
     )

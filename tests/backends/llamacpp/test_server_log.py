@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from refract.backends.llamacpp.server_log import effective_kv, read_cache_log
+from refract.backends.llamacpp.server_log import AskedContext, check_context, effective_kv, read_cache_log
 from refract.errors import ConfigMismatchError, EngineError
 from refract.kv import parse_kv
 
@@ -67,3 +68,42 @@ def test_a_remark_on_substituted_types_reaches_the_notes() -> None:
     remark = "llama_kv_cache: adaptive mode 1: first 4 layers stored as q8_0\n"
     found = read_cache_log(log("b11434_smollm2-f16_q8_0_lv4") + remark)
     assert found.remarks == ("llama_kv_cache: adaptive mode 1: first 4 layers stored as q8_0",)
+
+
+CONTEXT = """llama_context: n_seq_max             = 2
+llama_context: n_ctx                 = 1024
+llama_context: n_ctx_seq             = 512
+llama_context: n_batch               = 256
+llama_context: n_ubatch              = 256
+llama_context: flash_attn            = enabled
+llama_kv_cache: size =   11.95 MiB (  1024 cells,  30 layers,  1/1 seqs), K (q8_0):    5.98 MiB, V (q8_0):    5.98 MiB
+"""
+ASKED = AskedContext(flash_attention=True, ubatch=512, sequences=2)
+
+
+def test_a_context_as_asked_for_passes_and_a_ubatch_is_at_most_its_batch() -> None:
+    found = read_cache_log(CONTEXT)
+    check_context(found, ASKED, tokens=512)
+    check_context(found, AskedContext(flash_attention=None, ubatch=None, sequences=None), tokens=0)
+    assert found.numbers == {"n_ctx_seq": 512, "n_batch": 256, "n_ubatch": 256, "n_seq_max": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "said"),
+    [
+        (replace(ASKED, flash_attention=False), 1, "asked for flash attention off, llama.cpp has on"),
+        (replace(ASKED, ubatch=64), 1, "asked for a ubatch of 64, llama.cpp has 256"),
+        (replace(ASKED, sequences=1), 1, "asked for sequences at once: 1, llama.cpp has 2"),
+        (replace(ASKED, sequences=3), 1, "asked for sequences at once: 3, llama.cpp has 2"),
+        (ASKED, 513, "sequences of 513 tokens were asked for, llama.cpp holds 512"),
+    ],
+)
+def test_a_context_that_differs_is_an_error(asked: AskedContext, tokens: int, said: str) -> None:
+    with pytest.raises(ConfigMismatchError, match=said):
+        check_context(read_cache_log(CONTEXT), asked, tokens=tokens)
+
+
+def test_what_the_log_does_not_say_is_not_taken_for_granted() -> None:
+    silent = CONTEXT.replace("llama_context: flash_attn            = enabled\n", "")
+    with pytest.raises(ConfigMismatchError, match=r"flash attention on, llama\.cpp does not say"):
+        check_context(read_cache_log(silent), ASKED, tokens=1)
