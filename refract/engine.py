@@ -14,8 +14,8 @@ from typing import Literal, Protocol, runtime_checkable
 from refract.kv import KVConfig
 from refract.work import Answer, BlobRef, EffectiveKV, Failure, Message, Request, TokenIds
 
-# Options that say where an engine is. They change no answer: no identity holds them, and no report.
-PLACES = frozenset({"llama_bin"})
+# Options that say where an engine is, and whose. They change no answer: no identity holds them, and no report.
+PLACES = frozenset({"llama_bin", "python", "url", "reference_url", "candidate_url", "reference_kv", "candidate_kv"})
 
 
 class Capability(Enum):

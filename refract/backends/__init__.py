@@ -26,6 +26,9 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
     {
         "mlx": "refract.backends.mlx.engine:MLXEngine",
         "llamacpp": "refract.backends.llamacpp.engine:LlamaCppEngine",
+        "vllm": "refract.backends.vllm.engine:VLLMEngine",
+        "sglang": "refract.backends.sglang.engine:SGLangEngine",
+        "openai": "refract.backends.openai.engine:OpenAIEngine",
     }
 )
 DEFAULT_BACKEND = "mlx"

@@ -8,12 +8,38 @@ import sys
 from collections.abc import Sequence
 
 from refract import __version__
-from refract.cli import compare, engines, fetch, formats, render, repeatability, rescore, score, selftest
+from refract.cli import (
+    compare,
+    completion,
+    engines,
+    fetch,
+    formats,
+    leaderboard,
+    prune,
+    render,
+    repeatability,
+    rescore,
+    score,
+    selftest,
+)
 from refract.cli.output import prepare_streams, say
 from refract.cli.parser import Parser, commands_of, parse
 from refract.errors import RefractError
 
-COMMANDS = (score, selftest, compare, repeatability, fetch, engines, render, rescore, formats)
+COMMANDS = (
+    score,
+    selftest,
+    compare,
+    leaderboard,
+    repeatability,
+    fetch,
+    prune,
+    engines,
+    render,
+    rescore,
+    formats,
+    completion,
+)
 INTERRUPTED = 130
 UNEXPECTED = 1
 _GC_THRESHOLD = 100_000  # a run makes many small values and no cycles: collecting often only costs time

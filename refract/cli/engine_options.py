@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from refract.cli.options import key_value, positive
@@ -11,9 +12,10 @@ from refract.errors import UsageError
 
 if TYPE_CHECKING:
     from refract.cli.parser import Parser
+    from refract.kv import KVConfig
 
 # Options of this command line that become options of the engine, under the names engines know them by.
-_NAMED = ("parallel", "llama_bin", "llama_extra_flags", "batch")
+_NAMED = ("parallel", "url", "reference_url", "candidate_url", "llama_bin", "llama_extra_flags", "batch")
 _RENAMED = {"llama_extra_flags": "extra_flags"}
 
 
@@ -22,6 +24,13 @@ def add_engine_options(parser: Parser, group: argparse._ActionsContainer) -> Non
     group.add_argument("--backend", metavar="NAME", help="the engine (default: mlx)")
     text = "requests in flight at once; what more than 1 costs in exactness, the report says"
     group.add_argument("--parallel", type=positive, metavar="N", help=text)
+    text = "a running server; with one for both sides the run stops between them and says which to start next"
+    group.add_argument("--url", metavar="URL", help=text)
+    group.add_argument("--reference-url", metavar="URL", help="the running server of the reference")
+    group.add_argument("--candidate-url", metavar="URL", help="the running server of the candidate")
+    group.add_argument(
+        "--launch", action="store_true", help="start and stop the engine's server here, one side after the other"
+    )
     text = "the folder that holds llama-server and llama-perplexity"
     option = group.add_argument("--llama-bin", metavar="DIR", help=text)
     parser.rename_variable(long_name(option), "REFRACT_LLAMA_BIN_DIR")
@@ -35,6 +44,7 @@ def add_engine_options(parser: Parser, group: argparse._ActionsContainer) -> Non
 def engine_options(args: argparse.Namespace) -> dict[str, str]:
     """The engine's own options as a mapping. Raises: UsageError for a key given twice."""
     named = {_RENAMED.get(name, name): getattr(args, name) for name in _NAMED}
+    named["launch"] = "1" if args.launch else None
     every = [*args.engine_arg, *((name, str(value)) for name, value in named.items() if value is not None)]
     options = dict(every)
     if len(options) < len(every):
@@ -42,3 +52,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, str]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise UsageError(f"the engine option {twice} is given twice", hint="keep one of them")
     return options
+
+
+def with_sides(options: dict[str, str], reference: KVConfig, candidates: Sequence[KVConfig]) -> dict[str, str]:
+    """The options, and where one of them is the address of a server, which configuration is which side."""
+    if not any(options.get(name) for name in ("url", "reference_url", "candidate_url")):
+        return options
+    return options | {"reference_kv": str(reference), "candidate_kv": ";".join(map(str, candidates))}

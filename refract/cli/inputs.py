@@ -11,7 +11,7 @@ from typing import Any
 from refract.axes import AXES
 from refract.axes.base import Axis
 from refract.cli import presets
-from refract.cli.engine_options import engine_options
+from refract.cli.engine_options import engine_options, with_sides
 from refract.cli.parser import suggestion
 from refract.cli.presets import Preset
 from refract.cli.thresholds import Thresholds
@@ -33,16 +33,17 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
     preset = presets.PRESETS["quick" if args.quick else "full" if args.full else "default"]
     names = axis_names(args.axes or presets.AXES)
     refuse_thresholds(args, names)
+    reference, others = kv_config("--reference", args.reference), candidates(args.candidate, floor=args.measure_floor)
     return RunSpec(
         model=args.model or DEFAULT_MODEL,
-        reference=kv_config("--reference", args.reference),
-        candidates=candidates(args.candidate, floor=args.measure_floor),
+        reference=reference,
+        candidates=others,
         axes=axes(names, args, preset),
         prompts=prompts(args.prompts, preset, args.max_prompts),
         corpus=load_corpus(args.corpus),
         n_predict=args.n_predict,
         seed=args.seed,
-        options=engine_options(args),
+        options=with_sides(engine_options(args), reference, others),
         measure_floor=args.measure_floor,
         control="all" if args.control else "none" if args.no_control else None,
         explain=args.explain or ("sides" if _explained_unasked(args, preset) else "none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 
@@ -42,6 +43,14 @@ def _whole(text: str, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
     return number
+
+
+def size_bytes(text: str) -> int:
+    """A size such as 800, 500M, 2G or 1.5GiB, in bytes; units are powers of 1024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, found {text!r}")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from refract.cli.options import output_file
+from refract.cli.forms import add_forms
 
 if TYPE_CHECKING:
     from refract.cli.parser import Commands
@@ -17,17 +17,16 @@ def add_parser(commands: Commands) -> None:
     summary = "show a JSON report as text, HTML or Markdown"
     parser = commands.add_parser("render", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("report", type=Path, metavar="REPORT", help="a file that --json-out wrote; - reads stdin")
-    parser.add_argument("--html-out", type=output_file, metavar="FILE", help="write one HTML file")
-    parser.add_argument("--markdown-out", type=output_file, metavar="FILE", help="write Markdown")
+    add_forms(parser)
     parser.add_argument("--text", action="store_true", help="print the text too when a file is written")
     parser.set_defaults(run=run, json_out=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report as text, or writes the files asked for. Returns 0."""
-    from refract.cli.reporting import check_report_outputs, read_report, write_report
+    from refract.cli.reporting import check_report_outputs, read_report, report_outputs, write_report
 
     check_report_outputs(args)
-    text = args.text or not (args.html_out or args.markdown_out)
+    text = args.text or not any(report_outputs(args).values())
     write_report(read_report(args.report), args, text=text)
     return 0

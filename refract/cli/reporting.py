@@ -6,9 +6,11 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from refract.cli.forms import FORMS
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.errors import ReportError
 from refract.report import from_json, to_json, to_text, write_text_atomic
@@ -17,47 +19,77 @@ from refract.results import Report
 _WIDEST, _PIPED = 100, 80
 
 
+def report_outputs(args: argparse.Namespace) -> dict[str, Path | None]:
+    """The files that a command line asks for, by option."""
+    return {option: getattr(args, option[2:].replace("-", "_")) for option in ("--json-out", *FORMS)}
+
+
 def check_report_outputs(args: argparse.Namespace) -> None:
     """Makes sure that every report file asked for can be written. Raises: UsageError, SetupError."""
-    check_outputs({"--json-out": args.json_out, "--html-out": args.html_out, "--markdown-out": args.markdown_out})
+    check_outputs(report_outputs(args))
 
 
-def write_report(report: Report, args: argparse.Namespace, *, text: bool) -> None:
+def write_report(
+    report: Report, args: argparse.Namespace, *, text: bool, missed: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Writes the text to stdout if that is wanted, then the files asked for.
+
+    `missed` has a line for each threshold that a candidate misses, by its KV text.
 
     Raises:
         SetupError: a file or stdout cannot be written.
     """
     if text:
         emit(to_text(report, **text_form()))
-    for path, form in ((args.json_out, to_json), (args.html_out, _html), (args.markdown_out, _markdown)):
+    for option, path in report_outputs(args).items():
+        if path is None:
+            continue
+        form = _form(option, report, missed or {})
         if path == STDOUT:
-            emit(form(report))
-        elif path is not None:
-            write_text_atomic(path, form(report))
+            emit(form)
+        else:
+            write_text_atomic(path, form)
             say(f"wrote {path}")
 
 
-def _html(report: Report) -> str:
-    from refract.report import to_html  # with its template engine, which nothing else needs
+def _form(option: str, report: Report, missed: Mapping[str, Sequence[str]]) -> str:
+    """The report in the form of an option; each brings the modules it needs and no other's."""
+    match option:
+        case "--html-out":
+            from refract.report import to_html
 
-    return to_html(report)
+            return to_html(report)
+        case "--markdown-out":
+            from refract.report import to_markdown
 
+            return to_markdown(report)
+        case "--model-card-out":
+            from refract.report.modelcard import to_model_card
 
-def _markdown(report: Report) -> str:
-    from refract.report import to_markdown
+            return to_model_card(report)
+        case "--junit":
+            from refract.report.junit import to_junit
 
-    return to_markdown(report)
+            return to_junit(report, missed)
+        case "--badge":
+            from refract.report.badge import to_badge
+
+            return to_badge(report)
+    return to_json(report)
 
 
 def read_report(path: Path) -> Report:
     """The report in a file, or on stdin for `-`. Raises: ReportError, naming the file."""
+    return from_json(read_text(path), source=str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a report's file, or stdin for `-`. Raises: ReportError, naming the file."""
     try:
-        text = sys.stdin.read() if path == STDOUT else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path == STDOUT else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ReportError(f"{path} cannot be read: {reason}", hint="name a file that --json-out wrote") from None
-    return from_json(text, source=str(path))
 
 
 class TextForm(TypedDict):

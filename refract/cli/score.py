@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from refract.cli import presets
 from refract.cli.engine_options import add_engine_options
+from refract.cli.forms import add_forms
 from refract.cli.options import (
     add_cache_dir,
     fractions,
@@ -133,9 +134,7 @@ def _add_outputs(parser: Parser) -> None:
     group = parser.add_argument_group("report and exit code")
     text = "also write the report as JSON; with - it goes to stdout instead of the text"
     group.add_argument("--json-out", type=output_file, metavar="FILE", help=text)
-    group.add_argument("--html-out", type=output_file, metavar="FILE", help="also write the report as one HTML file")
-    text = "also write the report as Markdown"
-    group.add_argument("--markdown-out", type=output_file, metavar="FILE", help=text)
+    add_forms(group)
     text = "exit with 10 when a candidate's composite is below this, or has none"
     group.add_argument("--fail-under", type=score, metavar="SCORE", help=text)
     text = "exit with 10 when a candidate's mean KL divergence is above this, or unknown"

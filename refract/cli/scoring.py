@@ -32,11 +32,11 @@ def score(args: argparse.Namespace, *, allow_load: bool = True) -> int:
     with open_store(cache, keep=not args.no_cache) as store, listener(args.progress) as progress:
         result = run(spec, engine, store, progress=progress, allow_load=allow_load)
     report = build_report(result, spec, ["refract", *args.words])
-    write_report(report, args, text=args.json_out != STDOUT)
-    lines = missed(report, thresholds)
-    for line in lines:
-        say(line)
-    return MISSED if lines else 0
+    failed = missed(report, thresholds)
+    write_report(report, args, text=args.json_out != STDOUT, missed=failed)
+    for text in (text for lines in failed.values() for text in lines):
+        say(text)
+    return MISSED if failed else 0
 
 
 @contextlib.contextmanager

@@ -23,18 +23,19 @@ class Thresholds:
     margin: float = 0.0  # the loss against the comparator that is to be ruled out, points
 
 
-def missed(report: Report, thresholds: Thresholds) -> list[str]:
-    """One line for each threshold a candidate misses; what was not measured does not pass."""
+def missed(report: Report, thresholds: Thresholds) -> dict[str, list[str]]:
+    """By candidate, a line for each threshold it misses; what was not measured does not pass."""
     rival = next((c for c in report.candidates if c.kv == thresholds.comparator), None)
-    return [
-        line
-        for candidate in report.candidates
-        for line in (
+    found: dict[str, list[str]] = {}
+    for candidate in report.candidates:
+        lines = [
             *_under(candidate, thresholds.fail_under),
             *_over(candidate, thresholds.fail_over_kld),
             *_inferior(candidate, rival, thresholds.margin),
-        )
-    ]
+        ]
+        if lines:
+            found.setdefault(candidate.kv, []).extend(lines)
+    return found
 
 
 def _under(candidate: CandidateResult, limit: float | None) -> Iterator[str]:

@@ -66,7 +66,7 @@ def survival_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
     box = frame((0.0, end), (0.0, 1.0), ("tokens generated", "prompts without a divergence"), (_count, _percent))
     time, alive, low, high = curve
     band = [*_steps(time, high, end), *reversed(_steps(time, low, end))]
-    parts = [*box.parts(), path([(box.x(t), box.y(s)) for t, s in band], "band", close=True)]
+    parts = [*box.parts(), path([(box.x(t), box.y(s)) for t, s in band], "band-area", close=True)]
     beside = columns(floor.series.get("survival"), "time", "survival") if floor else None
     if beside is not None:
         floor_time, floor_alive = beside
@@ -127,6 +127,44 @@ def position_chart(axis: AxisResult) -> Markup:
         for (x, y), s, m in zip(points, start, mean, strict=True)
     ]
     return drawing(WIDTH, HEIGHT, "mean KL along the reference's answers", [*box.parts(), path(points, "line"), *dots])
+
+
+def depth_chart(axis: AxisResult, floor: AxisResult | None) -> Markup:
+    """Mean KL with its intervals against how deep in the cache it was measured; the floor's as a dashed line."""
+    rows = depths(axis)
+    if len(rows) < 2:
+        return Markup()
+    beside = [(depth, mean) for depth, mean, _, _ in (depths(floor) if floor else ())]
+    top = max(max(high for *_, high in rows), max((mean for _, mean in beside), default=0.0), 1e-12)
+    names = ("tokens of context before it", "mean KL (nats)")
+    box = frame((rows[0][0] * 0.9, rows[-1][0] * 1.1), (0.0, 1.05 * top), names, (_count, _plain), log=(True, False))
+    inside = [(d, m) for d, m in beside if rows[0][0] <= d <= rows[-1][0]]
+    parts = [*box.parts(), path([(box.x(d), box.y(m)) for d, m in inside], "line floor-line")]
+    for depth, mean, low, high in rows:
+        x, y = box.x(depth), box.y(mean)
+        parts.append(element("line", x1=x, x2=x, y1=box.y(low), y2=box.y(high), class_="interval"))
+        words = f"after {depth:,.0f} tokens: {significant(mean)} nats [{significant(low)}, {significant(high)}]"
+        parts.append(element("circle", title(words), cx=x, cy=y, r=4, class_="dot"))
+    parts.append(path([(box.x(depth), box.y(mean)) for depth, mean, _, _ in rows], "line"))
+    return drawing(WIDTH, HEIGHT, "mean KL by depth of the cache", parts)
+
+
+def depths(axis: AxisResult) -> list[tuple[float, float, float, float]]:
+    """(depth, mean KL, low, high) in ascending depth, from the rows of the series that have all of it.
+
+    A row without an interval stands with its value at both ends.
+    """
+    table = axis.series.get("depths")
+    found = []
+    for row in table if isinstance(table, list) else ():
+        kl = row.get("mean_kl_nats") if isinstance(row, Mapping) else None
+        if not isinstance(row, Mapping) or not isinstance(kl, Mapping):
+            continue
+        known = numbers([row.get("depth"), kl.get("value")])
+        ends = numbers([kl.get("low"), kl.get("high")]) or known[1:] * 2
+        if known and known[0] > 0.0:
+            found.append((known[0], known[1], ends[0], ends[1]))
+    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from refract.errors import ReportError
-from refract.report.ranking import Ranking, axis_of, difference, ok_axes, rank, score_on
+from refract.report.legacy import LegacyReport
+from refract.report.ranking import Ranking, axis_of, difference, rank
 from refract.results import CandidateResult, Estimate, Json, Report
 from refract.stats.paired import holm, mcnemar_exact
-
-Verdict = Literal["worse", "better", "no difference shown", "lost", "gained"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,46 +56,29 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Groups of comparable reports, the largest first, and what differs between reports at all."""
+    """Groups of comparable reports, the largest first, and what differs between reports at all.
+
+    `legacy` are reports of another program's methodology: listed, and in no group.
+    """
 
     groups: tuple[Group, ...]
     differing: tuple[Differing, ...]
+    legacy: tuple[LegacyReport, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One score of one candidate before and after; `difference` is new minus old, so below 0 is worse.
-
-    "worse" and "better" are intervals that exclude 0; "lost" is a score that is no longer there.
-    """
-
-    kv: str
-    what: str
-    old: Estimate | None
-    new: Estimate | None
-    difference: Estimate | None
-    verdict: Verdict
-    note: str = ""
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether the new report is worse here, or has lost the score."""
-        return self.verdict in ("worse", "lost")
-
-
-def compare(reports: Sequence[tuple[str, Report]]) -> Comparison:
+def compare(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyReport] = ()) -> Comparison:
     """The reports, each with a name, in groups of one methodology and one model.
 
     Raises: ReportError for no reports at all.
     """
-    if not reports:
+    if not reports and not legacy:
         raise ReportError("there is nothing to compare", hint="name at least one report that --json-out wrote")
     named = list(zip(_unique([name for name, _ in reports]), [report for _, report in reports], strict=True))
     keys: dict[tuple[str, str], list[tuple[str, Report]]] = {}
     for name, report in named:
         keys.setdefault((report.methodology.id, report.model.fingerprint), []).append((name, report))
     groups = sorted((_group(members) for members in keys.values()), key=lambda g: -len(g.reports))
-    return Comparison(groups=tuple(groups), differing=differing(named))
+    return Comparison(groups=tuple(groups), differing=differing(named), legacy=tuple(legacy))
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -132,25 +113,29 @@ def _against_best(ranking: Ranking) -> tuple[Against, ...]:
     if len(ranked) < 2:
         return ()
     best, others = ranked[0], ranked[1:]
-    chances = [_mcnemar(best, other) for other in others]
+    chances = [needles_p(best, other) for other in others]
     adjusted = iter(holm([p for p in chances if p is not None]))
     found = []
     for other, p in zip(others, chances, strict=True):
-        measured, note = _paired(best, other, ranking.basis)
+        measured, note = paired(best, other, ranking.basis)
         p_adjusted = None if p is None else next(adjusted)
         found.append(Against(name=other.kv, difference=measured, note=note, mcnemar_p=p_adjusted))
     return tuple(found)
 
 
-def _paired(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> tuple[Estimate | None, str]:
+def paired(
+    a: CandidateResult, b: CandidateResult, basis: Sequence[str], *, level: float = 0.95
+) -> tuple[Estimate | None, str]:
+    """Score of `a` minus score of `b` on these axes over what both measured, or why there is no such difference."""
     try:
         with np.errstate(all="ignore"):
-            return difference(a, b, basis), ""
+            return difference(a, b, basis, level=level), ""
     except (ValueError, ArithmeticError) as error:
         return None, str(error)
 
 
-def _mcnemar(a: CandidateResult, b: CandidateResult) -> float | None:
+def needles_p(a: CandidateResult, b: CandidateResult) -> float | None:
+    """p of McNemar's exact test on the needles that only one of the two found; None without needles on both sides."""
     left, right = axis_of(a, "rniah"), axis_of(b, "rniah")
     if left is None or right is None:
         return None
@@ -194,58 +179,3 @@ def _flat(name: str, value: Json) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{name}.{key}", value[key])
     else:
         yield name, json.dumps(value, ensure_ascii=False)
-
-
-def changes(old: Report, new: Report) -> tuple[Change, ...]:
-    """Every score of every candidate that both reports have, composites first.
-
-    Raises: ReportError when the reports differ in methodology or model, or share no candidate.
-    """
-    if (old.methodology.id, old.model.fingerprint) != (new.methodology.id, new.model.fingerprint):
-        names = ", ".join(d.what for d in differing([("old", old), ("new", new)]) if d.what != "engine")
-        raise ReportError(
-            f"the reports are not comparable, they differ in: {names}",
-            hint="score both with the same model, prompts, corpus and parameters",
-        )
-    before = {candidate.kv: candidate for candidate in old.candidates}
-    pairs = [(before[candidate.kv], candidate) for candidate in new.candidates if candidate.kv in before]
-    if not pairs:
-        raise ReportError("the reports have no candidate in common", hint="score the same --candidate in both")
-    return tuple(change for a, b in pairs for change in _candidate_changes(a, b))
-
-
-def regressions(old: Report, new: Report) -> tuple[Change, ...]:
-    """The changes for the worse: intervals of new minus old below 0, and scores that are gone.
-
-    Raises: ReportError as `changes` does.
-    """
-    return tuple(change for change in changes(old, new) if change.is_regression)
-
-
-def _candidate_changes(old: CandidateResult, new: CandidateResult) -> Iterator[Change]:
-    shared = tuple(axis for axis in ok_axes(old) if axis in ok_axes(new))
-    if len(shared) > 1:
-        yield _change(old, new, shared, f"REFRACT[{'+'.join(shared)}]")
-    for name in dict.fromkeys(axis.axis for axis in (*old.axes, *new.axes)):
-        yield _change(old, new, (name,), name)
-
-
-def _change(old: CandidateResult, new: CandidateResult, basis: tuple[str, ...], what: str) -> Change:
-    before, after = score_on(old, basis), score_on(new, basis)
-    found, note = (None, "") if before is None or after is None else _paired(new, old, basis)
-    if after is None:
-        axis = axis_of(new, basis[0])
-        note = (axis.reason or "") if axis is not None else "not measured"
-    return Change(
-        kv=new.kv, what=what, old=before, new=after, difference=found, verdict=_judged(before, after, found), note=note
-    )
-
-
-def _judged(before: Estimate | None, after: Estimate | None, found: Estimate | None) -> Verdict:
-    if after is None:
-        return "no difference shown" if before is None else "lost"
-    if before is None:
-        return "gained"
-    if found is None or found.low <= 0.0 <= found.high:
-        return "no difference shown"
-    return "worse" if found.high < 0.0 else "better"

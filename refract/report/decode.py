@@ -84,12 +84,18 @@ def anything(value: object, at: str) -> Json:
     if isinstance(value, float):
         return number(value, at)
     if isinstance(value, list):
-        return [anything(item, f"{at}[{i}]") for i, item in enumerate(value)]
+        return value if _is_flat(value) else [anything(item, f"{at}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         return {key: anything(item, f"{at}.{key}") for key, item in value.items()}
     if value is None or isinstance(value, bool | int | str):
         return value
     raise wrong(at, "a JSON value", value)
+
+
+def _is_flat(items: list[Any]) -> bool:
+    """Whether all items are finite numbers of one type or strings: the long lists of a report, checked at once."""
+    kinds = set(map(type, items))
+    return kinds <= {int, str} or (kinds == {float} and all(map(math.isfinite, items)))
 
 
 def one_of(*choices: str) -> Decoder:

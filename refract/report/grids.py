@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refract.report.plain import clipped, line
 from refract.report.words import Kind, figure, label_of, significant
@@ -24,11 +24,12 @@ TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table whose first column names its rows; `note` says what was left out."""
+    """A table whose first column names its rows; `figures` tells columns of numbers, `note` what was left out."""
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    figures: tuple[bool, ...]
     note: str = ""
 
 
@@ -48,8 +49,8 @@ class Heatmap:
     rows: tuple[tuple[str, tuple[Heat, ...]], ...]
 
 
-def cell(value: Json, kind: Kind = "plain") -> str:
-    """Any JSON value in a few words."""
+def cell(value: Json, kind: Kind = "plain", limit: int = CELL_CHARS) -> str:
+    """Any JSON value in a few words, at most `limit` characters of it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -57,14 +58,14 @@ def cell(value: Json, kind: Kind = "plain") -> str:
     if isinstance(value, int | float):
         return figure(value, kind)
     if isinstance(value, str):
-        return line(value, CELL_CHARS)
+        return line(value, limit)
     if isinstance(value, list):
-        return clipped(", ".join(cell(item, kind) for item in value[:20]), CELL_CHARS) or "–"
+        return clipped(", ".join(cell(item, kind) for item in value[:20]), limit) or "–"
     if value.keys() == {"value", "low", "high"}:
         middle, low, high = (cell(value[key], kind) for key in ("value", "low", "high"))
         return middle if "–" in (low, high) else f"{middle} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
     words = ", ".join(f"{line(key, CELL_CHARS)}: {cell(item, kind)}" for key, item in value.items())
-    return clipped(words, CELL_CHARS) or "–"
+    return clipped(words, limit) or "–"
 
 
 def kind_of(name: str) -> Kind:
@@ -85,10 +86,12 @@ def series_grids(axis: AxisResult) -> tuple[Grid, ...]:
 def _grid(title: str, rows: Sequence[Mapping[str, Json]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
     shown = rows[:MOST_ROWS]
+    texts = {name for name in names for row in shown if isinstance(row.get(name), str | list)}
     return Grid(
         title=line(title, CELL_CHARS),
         headers=tuple(line(label_of(name).text, CELL_CHARS) for name in names),
         rows=tuple(tuple(cell(row.get(name), kind_of(name)) for name in names) for row in shown),
+        figures=tuple(name not in texts for name in names),
         note="" if len(shown) == len(rows) else f"the first {len(shown)} of {len(rows):,} rows",
     )
 
@@ -101,9 +104,7 @@ def sample_grid(axis: AxisResult) -> Grid | None:
     rows = [_sample_row(sample) for sample in ranked[:MOST_ROWS]]
     grid = _grid("Samples, worst first", rows)
     left = len(axis.samples) - len(rows)
-    return Grid(
-        title=grid.title, headers=grid.headers, rows=grid.rows, note=f"{left:,} better ones not shown" if left else ""
-    )
+    return replace(grid, note=f"{left:,} better ones not shown" if left else "")
 
 
 def _cost(axis: AxisResult, sample: Sample) -> float:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from refract.report.plain import line
-from refract.report.ranking import rank
+from refract.report.ranking import Ranking, axis_of, rank
 from refract.report.text import provenance_rows
 from refract.report.words import size_words
 from refract.results import Report
@@ -17,23 +17,31 @@ from refract.results import Report
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from refract.report.pages import CandidateView
+
+MOST_BYTES = 2_800_000  # of a page, with what does not belong to a candidate
+EACH_BYTES = 60_000  # of one candidate without its prompts: charts, statistics, tables
+LEAST_ROOM = 400_000  # for prompts, however many candidates there are
+
 
 def to_html(report: Report) -> str:
-    """The report as a self-contained page; the same report always gives the same text.
+    """The report as a self-contained page below 3 MB; the same report always gives the same text.
 
     All text of models and users is escaped, and a content security policy allows no script or style but the page's own,
     and no connection at all.
     """
     from refract.report.charts import score_scale
-    from refract.report.pages import candidate_view, comparison_chart, control_view
+    from refract.report.pages import comparison_chart, control_view, settings_rows, tied_words
 
     ranking = rank(report.candidates, report.control)
-    views = [candidate_view(row.candidate, i, report) for i, row in enumerate(ranking.rows, start=1)]
-    style, script = _part("report.css"), _part("report.js")
+    views = _views(ranking, report)
     reference = report.reference.effective
-    return _template().render(
+    return page(
+        "report.html.j2",
         report=report,
         views=views,
+        title=views[0].title if len(views) == 1 else f"{len(views)} candidates",
+        tied=tied_words(ranking),
         ranking=[
             (view, row, size_words(row.candidate.effective, reference) or "not known", row.candidate.effective)
             for view, row in zip(views, ranking.rows, strict=True)
@@ -43,12 +51,31 @@ def to_html(report: Report) -> str:
         scale=score_scale(),
         findings=[line(text) for text in report.findings],
         control=control_view(report),
-        provenance=[(name, line(value)) for name, value in provenance_rows(report)],
-        style=style,
-        script=script,
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'",
+        provenance=[(name, line(value)) for name, value in provenance_rows(report)] + list(settings_rows(report)),
     )
+
+
+def page(template: str, **values: object) -> str:
+    """The named template as a page with its style and script inside, and a policy that allows nothing but those two."""
+    style, script = _part("report.css"), _part("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _template(template).render(style=style, script=script, policy=policy, **values)
+
+
+def _views(ranking: Ranking, report: Report) -> list[CandidateView]:
+    from refract.report.pages import candidate_view
+    from refract.report.prompts import fitting_views
+
+    candidates = [row.candidate for row in ranking.rows]
+    room = max(LEAST_ROOM, MOST_BYTES - EACH_BYTES * len(candidates))
+    prompts = fitting_views([axis_of(candidate, "trajectory") for candidate in candidates], room)
+    return [
+        candidate_view(candidate, i, report, shown)
+        for i, (candidate, shown) in enumerate(zip(candidates, prompts, strict=True), start=1)
+    ]
 
 
 def _part(name: str) -> str:
@@ -60,7 +87,7 @@ def _digest(text: str) -> str:
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -71,4 +98,4 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["line"] = line
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)

@@ -5,8 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from refract.report.compare import Change, Comparison
-from refract.report.compare_text import against_cells, change_cells, changes_verdict
+from refract.report.changes import Changes
+from refract.report.compare import Comparison, Differing
+from refract.report.compare_text import (
+    LEGACY_COLUMNS,
+    against_cells,
+    change_cells,
+    changes_note,
+    changes_verdict,
+    legacy_cells,
+    some,
+)
+from refract.report.legacy import LISTED
 from refract.report.noise import COLUMNS, control_note, control_rows, control_summary, control_title
 from refract.report.plain import line
 from refract.report.ranking import Ranking, rank, ranking_note
@@ -104,14 +114,23 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         yield from _ranking(group.ranking, dict(group.sizes))
         if group.against:
             yield table(("candidate", "points behind the first", "needles: p"), map(against_cells, group.against))
-    if comparison.differing:
-        yield "**What differs**"
-        rows = [(d.what, value, ", ".join(names)) for d in comparison.differing for value, names in d.values]
-        yield table(("", "value", "reports"), rows)
+    yield _differing(comparison.differing)
+    if comparison.legacy:
+        yield "**Reports of refract-llm, another methodology**"
+        yield table(LEGACY_COLUMNS, map(legacy_cells, comparison.legacy))
+        yield safe(LISTED)
 
 
-def changes_markdown(changes: Sequence[Change]) -> str:
+def _differing(differing: Sequence[Differing]) -> str:
+    rows = [(d.what, value, some(names)) for d in differing for value, names in d.values]
+    return f"**What differs**\n\n{table(('', 'value', 'reports'), rows)}" if rows else ""
+
+
+def changes_markdown(changes: Changes) -> str:
     """What changed between two reports, as GitHub Markdown, the number of regressions first."""
-    rows = [(change.kv, *change_cells(change)) for change in changes]
+    rows = [(change.kv, *change_cells(change)) for change in changes.rows]
     headers = ("candidate", "score of", "old", "new", "new − old", "verdict")
-    return _joined((f"**{changes_verdict(changes)}**", table(headers, rows, right=(2, 3))))
+    found = table(headers, rows, right=(2, 3))
+    return _joined(
+        (f"**{changes_verdict(changes)}**", found, safe(changes_note(changes)), _differing(changes.differing))
+    )

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from refract.report.charts import Spot, position_chart, score_bar, size_chart, survival_chart, tail_chart
-from refract.report.grids import Grid, Heatmap, heatmap, sample_grid, series_grids
+from refract.report.charts import (
+    Spot,
+    depth_chart,
+    position_chart,
+    score_bar,
+    size_chart,
+    survival_chart,
+    tail_chart,
+)
+from refract.report.grids import Grid, Heatmap, cell, heatmap, sample_grid, series_grids
 from refract.report.noise import COLUMNS, control_note, control_rows, control_summary, control_title
 from refract.report.plain import line
-from refract.report.prompts import PromptView, prompt_views
+from refract.report.prompts import PromptView
 from refract.report.ranking import Ranking, axis_of, pareto
 from refract.report.words import (
     AXIS_WORDS,
@@ -20,13 +28,15 @@ from refract.report.words import (
     band_words,
     bands,
     counted,
+    effective_words,
     halving_words,
     interval,
     label_of,
     size_words,
     statistic,
+    verdict,
 )
-from refract.results import AxisResult, CandidateResult, Estimate, Report
+from refract.results import AxisResult, CandidateResult, Estimate, Json, Report
 
 SYMBOLS = {"EXCELLENT": "✓", "PASS": "✓", "DEGRADED": "△", "FAIL": "✕", "": "–"}
 STATUS_SYMBOLS = {"ok": "●", "low-confidence": "◐", "not-exercised": "○", "failed": "✕", "not-run": "–"}
@@ -82,6 +92,8 @@ class CandidateView:
     name: str
     reason: str
     size: str
+    allocated: str
+    title: str
     chances: tuple[tuple[str, str], ...]
     halving: str
     axes: tuple[AxisView, ...]
@@ -89,12 +101,17 @@ class CandidateView:
     warnings: tuple[str, ...]
     prompts: tuple[tuple[str, PromptView], ...]
     categories: tuple[str, ...]
+    flags: tuple[str, ...]
+    left_out: str
 
 
-def candidate_view(candidate: CandidateResult, index: int, report: Report) -> CandidateView:
-    """The view of the candidate with that number, counted from 1."""
+def candidate_view(
+    candidate: CandidateResult, index: int, report: Report, prompts: Sequence[PromptView]
+) -> CandidateView:
+    """The view of the candidate with that number, counted from 1, with these of its prompts."""
     anchor, composite = f"c{index}", candidate.composite
-    prompts = prompt_views(axis_of(candidate, "trajectory"))
+    asked = axis_of(candidate, "trajectory")
+    left = len(asked.samples) - len(prompts) if asked is not None else 0
     score = composite.score
     likely = bands(composite)
     return CandidateView(
@@ -108,6 +125,8 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
         name=line(composite.name),
         reason=line(composite.reason or ""),
         size="" if (size := size_words(candidate.effective, report.reference.effective)) is None else f"{size} KV",
+        allocated=line(f"Allocated: {effective_words(candidate.effective)}."),
+        title=line(", ".join(verdict(candidate, report.reference.effective)), 300),
         chances=tuple((band, f"{p:.0%}") for band, p in composite.band_probability.items() if p >= 0.005),
         halving=halving_words(candidate),
         axes=tuple(
@@ -120,6 +139,8 @@ def candidate_view(candidate: CandidateResult, index: int, report: Report) -> Ca
         warnings=tuple(f"{line(a.axis, 100)}: {line(text)}" for a in candidate.axes for text in a.warnings),
         prompts=tuple(zip(anchors(f"{anchor}-", [p.id for p in prompts]), prompts, strict=True)),
         categories=tuple(sorted({p.category for p in prompts if p.category})),
+        flags=tuple(sorted({flag for p in prompts for flag in p.flags})),
+        left_out=f"{left:,} more prompts are in the JSON report only." if left > 0 else "",
     )
 
 
@@ -191,13 +212,49 @@ def _statistics(axis: AxisResult) -> Iterator[tuple[str, str]]:
 
 
 def _charts(axis: AxisResult, floor: AxisResult | None) -> Iterator[tuple[str, Markup]]:
-    beside = " The dashed line is the floor: the reference against itself." if floor is not None else ""
     drawn = (
-        ("First divergence, Kaplan–Meier, with its 95 % band.", survival_chart(axis, floor), beside),
-        ("How often the divergence at one position is large.", tail_chart(axis, floor), beside),
+        ("First divergence, Kaplan–Meier, with its 95 % band.", survival_chart(axis, floor), "survival"),
+        ("How often the divergence at one position is large.", tail_chart(axis, floor), "kl_tail"),
+        ("Divergence by depth, with 95 % intervals.", depth_chart(axis, floor), "depths"),
         ("Divergence along the reference's own answers.", position_chart(axis), ""),
     )
-    return ((caption + note, chart) for caption, chart, note in drawn if chart)
+    for caption, chart, series in drawn:
+        if chart:
+            yield caption + _floor_words(chart, series, floor), chart
+
+
+def _floor_words(chart: Markup, series: str, floor: AxisResult | None) -> str:
+    if "floor-line" in chart:
+        return " The dashed line is the floor: the reference against itself."
+    if floor is not None and floor.series.get(series):
+        return " The floor lies below everything drawn here."
+    return ""
+
+
+def settings_rows(report: Report) -> Iterator[tuple[str, str]]:
+    """The model's details and every axis' parameters, as (label, value)."""
+    for name, value in (("model details", report.model.details), *_parameters(report)):
+        if value:
+            yield line(name, 100), cell(dict(value), limit=1000)
+
+
+def _parameters(report: Report) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    plain = {}
+    for axis, value in report.methodology.parameters.items():
+        inner = value.get("parameters") if isinstance(value, Mapping) else None
+        if isinstance(inner, Mapping):
+            yield f"settings, {axis}", inner
+        elif isinstance(value, Mapping):
+            yield f"settings, {axis}", value
+        else:
+            plain[axis] = value
+    yield "settings", plain
+
+
+def tied_words(ranking: Ranking) -> str:
+    """Which candidates share the first rank, empty where one is alone there."""
+    first = [line(row.candidate.kv, 100) for row in ranking.rows if row.rank == 1]
+    return f"{', '.join(first)} share the first rank: measured here, they cannot be told apart" if first[1:] else ""
 
 
 def comparison_chart(ranking: Ranking, reference_bytes: float) -> Markup:

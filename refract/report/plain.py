@@ -34,10 +34,9 @@ def visible(text: str, *, keep: str = "") -> str:
     """`text` with control, format and surrogate characters spelled as escapes, except those in `keep`."""
     if text.isprintable():
         return text
-    return "".join(
-        char if char in keep or char in _JOINERS or unicodedata.category(char) not in _ESCAPED else _spelled(char)
-        for char in text
-    )
+    odd = (char for char in set(text) if char not in keep and char not in _JOINERS)
+    table = {ord(char): _spelled(char) for char in odd if unicodedata.category(char) in _ESCAPED}
+    return text.translate(table) if table else text
 
 
 def _spelled(char: str) -> str:

@@ -136,7 +136,7 @@ def _chosen(candidate: CandidateResult, basis: Sequence[str]) -> list[AxisResult
     return [axis for axis in candidate.axes if axis.axis in basis and axis.status == "ok"]
 
 
-def difference(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> Estimate:
+def difference(a: CandidateResult, b: CandidateResult, basis: Sequence[str], *, level: float = 0.95) -> Estimate:
     """Score of `a` minus score of `b` on these axes, paired; positive means that `a` is closer to the reference.
 
     Raises: ValueError when they cannot be paired: an axis is missing, or no sample is shared.
@@ -145,9 +145,9 @@ def difference(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> 
     if not basis or len(ours) < len(basis) or len(theirs) < len(basis):
         raise ValueError(f"not every one of {', '.join(basis)} was measured on both sides")
     if len(basis) > 1:
-        return composite_difference(ours, theirs)
+        return composite_difference(ours, theirs, level=level)
     left, right = ours[0], theirs[0]
-    return paired_score_difference(left.link, left.samples, right.samples, unit=left.unit)
+    return paired_score_difference(left.link, left.samples, right.samples, unit=left.unit, level=level)
 
 
 def indistinguishable(a: CandidateResult, b: CandidateResult, basis: Sequence[str]) -> bool:

@@ -69,6 +69,16 @@ class Database:
         (total,) = connection.execute("SELECT value FROM meta WHERE name = 'keys'").fetchone()
         connection.execute("UPDATE meta SET value = ? WHERE name = 'keys'", (f"{int(total, 16) ^ _digest(key):064x}",))
 
+    def remove(self, keys: Sequence[str]) -> None:
+        """Deletes these answers, and gives their room back to the disk. Raises: StoreError."""
+        with self.writing() as connection:
+            connection.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
+            for key in keys:
+                self.add_key(connection, key)  # a second time takes it out again
+        with self._translated():
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def _prepare(self) -> None:
         with self._translated():
             self._connection.text_factory = _text

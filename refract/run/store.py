@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from refract.errors import StoreError
 from refract.run.blobs import BlobFolder
 from refract.run.codec import CodecError, Storable, decode, encode
 from refract.run.database import Database
+from refract.run.usage import Claim
 from refract.work import Answer, Base, BlobRef, EffectiveKV, Generation
 
 
@@ -54,10 +56,15 @@ class AnswerStore:
     def __init__(self, folder: Path) -> None:
         self.blobs = BlobFolder(folder / "blobs")
         self._database = Database(folder / "answers.sqlite")
+        with ExitStack() as unless_claimed:
+            unless_claimed.callback(self._database.close)
+            self._claim = Claim(folder)
+            unless_claimed.pop_all()
 
     def close(self) -> None:
-        """Releases the database; the store is not usable afterwards."""
+        """Releases the database and the folder; the store is not usable afterwards."""
         self._database.close()
+        self._claim.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from typing import Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +53,24 @@ def joint_ratio_draws(axes: Sequence[Resampled], *, seed: int, replicates: int) 
     for unit in sorted({axis.unit for axis in axes}):
         members = [i for i, axis in enumerate(axes) if axis.unit == unit]
         labels = sorted({label for i in members for label in axes[i].sums.labels})
-        rng = np.random.default_rng([seed, zlib.crc32(unit.encode())])
-        counts = cluster_draws(rng, len(labels), replicates)
+        counts = _unit_draws(seed, unit, len(labels), replicates)
         for i in members:
             sums = axes[i].sums
-            weights = counts[:, np.searchsorted(labels, sums.labels)].astype(np.float64)
-            top, bottom = weights @ sums.numerators, weights @ sums.denominators
+            whole = len(sums.labels) == len(labels)
+            weights = counts if whole else counts[:, np.searchsorted(labels, sums.labels)]
+            # einsum rather than @: products so small cost a BLAS with threads more waiting than computing
+            top, bottom = (np.einsum("bg,g->b", weights, column) for column in (sums.numerators, sums.denominators))
             ratios[i] = np.divide(top, bottom, out=np.full_like(top, axes[i].fit.value), where=bottom > 0.0)
     return ratios
+
+
+@lru_cache(maxsize=len(get_args(Unit)))
+def _unit_draws(seed: int, unit: Unit, groups: int, replicates: int) -> F64:
+    """A unit's draws (replicates, groups), read-only: comparing many candidates asks for the same ones again."""
+    rng = np.random.default_rng([seed, zlib.crc32(unit.encode())])
+    counts = cluster_draws(rng, groups, replicates).astype(np.float64)
+    counts.flags.writeable = False
+    return counts
 
 
 def joint_score_draws(axes: Sequence[Resampled], *, seed: int, replicates: int) -> F64:

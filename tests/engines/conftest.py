@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,15 @@ def llamacpp() -> None:
         find_binaries(None, cache_folder())
     except SetupError as error:
         missing(f"{error.message}: {error.hint}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_f16(llamacpp: None, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 in F16 weights, on which last-bit changes stay last-bit changes."""
+    from refract.backends.llamacpp.find import find_binaries
+
+    quantize = find_binaries(None, cache_folder()).server.with_name("llama-quantize")
+    file = tmp_path_factory.mktemp("f16") / "smollm2-f16.gguf"
+    command = [str(quantize), "--allow-requantize", str(smollm2), str(file), "F16"]
+    subprocess.run(command, check=True, capture_output=True)
+    return file

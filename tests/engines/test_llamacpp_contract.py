@@ -48,6 +48,16 @@ class TestSmolLM2(EngineContract):
         return tuple(Window(tokens=window.tokens, start=scored_start(64)) for window in cut)
 
 
+class TestSmolLM2InF16(TestSmolLM2):
+    """The same with F16 weights, whose arithmetic goes through other kernels."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, smollm2_f16: Path) -> str:
+        """SmolLM2 in F16."""
+        return str(smollm2_f16)
+
+
 class TestGemma3(TestSmolLM2):
     """Gemma 3: two caches, a begin-of-sequence token, head dimension 256, no chat template."""
 

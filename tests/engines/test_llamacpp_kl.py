@@ -43,15 +43,6 @@ def binaries(llamacpp: None) -> Path:
     return find_binaries(None, cache_folder()).server.parent
 
 
-@pytest.fixture(scope="module")
-def f16(binaries: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 in F16 weights, on which last-bit changes stay last-bit changes."""
-    file = tmp_path_factory.mktemp("f16") / "smollm2-f16.gguf"
-    command = [str(binaries / "llama-quantize"), "--allow-requantize", str(smollm2), str(file), "F16"]
-    subprocess.run(command, check=True, capture_output=True)
-    return file
-
-
 @dataclass(frozen=True)
 class Bench:
     """A model, its windows, their bases, and what comparing under a configuration gives."""
@@ -115,8 +106,8 @@ def benches(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return made
 
 
-def test_the_reference_against_itself_is_exactly_zero(benches: Callable[[Path], Bench], f16: Path) -> None:
-    found = benches(f16).compare("f16", "f16")
+def test_the_reference_against_itself_is_exactly_zero(benches: Callable[[Path], Bench], smollm2_f16: Path) -> None:
+    found = benches(smollm2_f16).compare("f16", "f16")
     assert len(found) == COUNT * (SIZE // 2 - 1)
     assert (found.kl == 0).all()
     assert found.same_top.all()
@@ -124,8 +115,8 @@ def test_the_reference_against_itself_is_exactly_zero(benches: Callable[[Path], 
     assert 1.5 < found.reference_nll.mean() < 5
 
 
-def test_formats_come_in_order_and_rotation_off_is_seen(benches: Callable[[Path], Bench], f16: Path) -> None:
-    bench = benches(f16)
+def test_formats_come_in_order_and_rotation_off_is_seen(benches: Callable[[Path], Bench], smollm2_f16: Path) -> None:
+    bench = benches(smollm2_f16)
     kinds = [("q8_0", "q8_0"), ("q5_1", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0")]
     means = {kind: float(bench.compare(*kind).kl.mean()) for kind in kinds}
     means["rotation off"] = float(bench.compare("q4_0", "q4_0", LLAMA_ATTN_ROT_DISABLE="1").kl.mean())
@@ -136,7 +127,7 @@ def test_formats_come_in_order_and_rotation_off_is_seen(benches: Callable[[Path]
 
 
 @pytest.mark.parametrize(
-    ("weights", "kind"), [("f16", "q8_0"), ("f16", "q4_0"), ("smollm2", "q4_0"), ("gemma3", "q8_0")]
+    ("weights", "kind"), [("smollm2_f16", "q8_0"), ("smollm2_f16", "q4_0"), ("smollm2", "q4_0"), ("gemma3", "q8_0")]
 )
 def test_the_mean_is_what_the_tool_prints(
     benches: Callable[[Path], Bench], weights: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -146,8 +137,8 @@ def test_the_mean_is_what_the_tool_prints(
     assert ours == pytest.approx(bench.printed_mean(kind, kind, tmp_path), rel=1e-3, abs=6e-7)  # six decimals printed
 
 
-def test_single_positions_are_those_of_the_server(benches: Callable[[Path], Bench], f16: Path) -> None:
-    bench = benches(f16)
+def test_single_positions_are_those_of_the_server(benches: Callable[[Path], Bench], smollm2_f16: Path) -> None:
+    bench = benches(smollm2_f16)
     window = bench.windows[1]
     places = [window.start, 200, SIZE - 1]
     sides = []
@@ -165,8 +156,8 @@ def test_single_positions_are_those_of_the_server(benches: Callable[[Path], Benc
     assert found.same_top[at].tolist() == (sides[0].argmax(1) == sides[1].argmax(1)).tolist()
 
 
-def test_a_wrong_option_is_one_clear_error(benches: Callable[[Path], Bench], f16: Path) -> None:
-    bench = benches(f16)
+def test_a_wrong_option_is_one_clear_error(benches: Callable[[Path], Bench], smollm2_f16: Path) -> None:
+    bench = benches(smollm2_f16)
     with pytest.raises(EngineError, match="incomplete logits file") as caught:
         bench.compare("q7_0", "f16")
     print(caught.value.message, caught.value.hint)

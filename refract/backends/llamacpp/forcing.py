@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from refract.backends._http import RefusedError
-from refract.backends.llamacpp.listed import Listing, joined, read_listing
+from refract.backends._listed import Listing, joined
+from refract.backends.llamacpp.listed import read_listing
 from refract.backends.llamacpp.server import Server
 from refract.errors import EngineError
 from refract.work import TokenIds

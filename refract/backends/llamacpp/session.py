@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from refract.backends._http import RefusedError
+from refract.backends._listed import Listing, compare_listings, narrowed, pack, unpack
 from refract.backends._logits import join
 from refract.backends.llamacpp.forcing import Asker
-from refract.backends.llamacpp.listed import BLOB_FORMAT, Listing, compare_listings, narrowed, pack, unpack
+from refract.backends.llamacpp.listed import BLOB_FORMAT
 from refract.backends.llamacpp.perplexity import Perplexity, fits
 from refract.backends.llamacpp.server import Server
 from refract.engine import Blobs

@@ -25,10 +25,11 @@
       return selects.filter(function (s) { return s.dataset.filter === name; }).map(function (s) { return s.value; })[0] || "";
     }
     function apply() {
-      var kind = chosen("kind"), category = chosen("category"), count = 0;
+      var kind = chosen("kind"), category = chosen("category"), flag = chosen("flag"), count = 0;
       prompts.forEach(function (p) {
         var fits = (!kind || p.dataset.kind === kind || (kind === "different" && p.dataset.kind !== "same")) &&
-          (!category || p.dataset.category === category);
+          (!category || p.dataset.category === category) &&
+          (!flag || (p.dataset.flags || "").split("|").indexOf(flag) >= 0);
         p.hidden = !fits;
         count += fits ? 1 : 0;
       });
@@ -63,7 +64,12 @@
 
   function visible(p) { return !p.hidden && p.parentNode.parentNode.open; }
   function move(by) {
-    var list = all(".prompt").filter(visible), current = document.activeElement && document.activeElement.closest(".prompt");
+    var current = document.activeElement && document.activeElement.closest(".prompt"), list = all(".prompt").filter(visible);
+    if (!list.length) {
+      var folded = document.querySelector(".filters");
+      if (folded) { folded.closest("details").open = true; }
+      list = all(".prompt").filter(visible);
+    }
     if (!list.length) { return; }
     var at = list.indexOf(current), next = list[Math.min(list.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
     next.firstElementChild.focus();

@@ -30,6 +30,8 @@ def sdist(*extra: str) -> bytes:
 class Machine:
     """Runs nothing: downloads give `archive`, a build makes the targets and prints ninja's lines."""
 
+    instructions: tuple[str, ...] = ()
+
     def __init__(self, archive: bytes, *, fails: str = "", tools: Sequence[str] = ("c++", "cmake", "ninja", "patch")):
         self.archive, self.fails, self.tools = archive, fails, tools
         self.commands: list[list[str]] = []
@@ -53,6 +55,12 @@ class Machine:
         return ""
 
 
+class WideMachine(Machine):
+    """One whose processors have AVX-512."""
+
+    instructions = ("-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON")
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []
@@ -60,7 +68,15 @@ def said() -> list[str]:
 
 def builder(machine: Machine, cache: Path, said: list[str], *patches: Path) -> Builder:
     digest = hashlib.sha256(machine.archive).hexdigest()
-    return Builder(cache=cache, patches=patches, say=said.append, run=machine.run, find=machine.find, sha256=digest)
+    return Builder(
+        cache=cache,
+        patches=patches,
+        say=said.append,
+        run=machine.run,
+        find=machine.find,
+        sha256=digest,
+        instructions=machine.instructions,
+    )
 
 
 def leftovers(cache: Path) -> list[str]:
@@ -180,3 +196,11 @@ def test_shipped_patches_name_their_base_and_change_tools_only(patch: Path) -> N
     assert all(name.startswith("tools/") for name in touched)
     assert SHA256 in (patch.parent / "README.md").read_text(encoding="utf-8")
     assert patch.name in (patch.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_another_instruction_set_is_another_build(tmp_path: Path, said: list[str]) -> None:
+    machine = WideMachine(sdist())
+    built = builder(machine, tmp_path, said).build()
+    assert built.folder == tmp_path / "engines/llama.cpp-11434-avx512/bin"
+    (configured,) = (command for command in machine.commands if "-G" in command)
+    assert {"-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON", "-DLLAMA_BUILD_COMMIT=pypi-sdist-avx512"} <= set(configured)

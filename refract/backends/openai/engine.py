@@ -1,0 +1,306 @@
+"""The OpenAI engine: servers that somebody else started, asked through the API that most of them have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from refract.backends._asking import Asker, ListedSession
+from refract.backends._fingerprint import fingerprint
+from refract.backends._http import Client
+from refract.backends._options import refuse_no_number, refuse_unknown
+from refract.backends._servers import (
+    Places,
+    Role,
+    absent,
+    one_server,
+    read_places,
+    recall,
+    remember,
+    role_of,
+    shown,
+)
+from refract.backends._source import ModelSource, find_model
+from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends.openai.asker import CompletionsAsker
+from refract.backends.openai.offers import Offer, from_facts, look
+from refract.backends.openai.sameness import same_server
+from refract.backends.openai.stated import STATED, stated_kv
+from refract.backends.openai.text_asker import TextAsker
+from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
+from refract.errors import ConfigMismatchError, EngineError, IncompleteError, UsageError
+from refract.kv import KVConfig
+
+_OPTIONS: Mapping[str, str] = {
+    "url": "",
+    "reference_url": "",
+    "candidate_url": "",
+    "reference_kv": "",
+    "candidate_kv": "",
+    "served_model": "",  # the one to ask for, where a server has several
+    "parallel": "1",
+    "top_k": "1000",  # tokens listed for a divergence, or as many as the server lists
+    "timeout_s": "600",  # for one answer
+    "patience_s": "30",  # for a server that is not there, or busy
+}
+_FREE = frozenset({"timeout_s", "patience_s"})  # options that change no answer
+_NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s")
+_MOST = 1 << 20
+_KEY_VARIABLE = "REFRACT_API_KEY"
+
+
+class OpenAIEngine:
+    """Asks running servers through /v1/completions. Their KV types cannot be read: what is stated is reported so."""
+
+    name = "openai"
+    control_by_default = False
+
+    def __init__(self, options: Mapping[str, str] | None = None, cache_dir: Path | None = None) -> None:
+        """Raises: UsageError for an option this engine does not have, a value it cannot take, or no server."""
+        self._options = dict(_OPTIONS) | dict(options or {})
+        self._cache_dir = cache_dir
+        self._models: dict[str, ModelSource] = {}
+        self._offers: dict[str, Offer] = {}
+        self._checked = False
+        _check_options(self._options)
+        places = read_places(self._options)
+        if places is None:
+            raise UsageError(
+                "the openai backend asks running servers, and no address is given",
+                hint="give --reference-url and --candidate-url",
+            )
+        self._places: Places = places
+
+    def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
+        """Generation; with token ids and raw lists of probable tokens also forcing and KL, token by token."""
+        offer = self._known_offer(self._role(kv))
+        found = {Capability.GENERATE}
+        if offer.listed:
+            found |= {Capability.TOP_K, Capability.KEEP_BASE}
+        if offer.raw:
+            found |= {Capability.SCORE_TOKENS, Capability.KL_DECODE}
+        return frozenset(found)
+
+    def check(self, model: str) -> list[Check]:
+        """Each server, what it offers, and the model's files."""
+        source = self._source(model)
+        checks = [Check(name="model", status="ok", message=f"{source.name}: {source.architecture}, {source.weights}")]
+        for url in self._places.every:
+            try:
+                offer = self._offer(url, model)
+            except (EngineError, IncompleteError) as error:
+                checks.append(Check(name=shown(url), status="fail", message=error.message, fix=error.hint))
+                continue
+            lacks = _lacks(offer)
+            message = f"{offer.title}, model {_short(offer.model)}" + (f": {'; '.join(lacks)}" if lacks else "")
+            checks.append(Check(name=shown(url), status="warn" if lacks else "ok", message=message))
+        return [*checks, Check(name="kv types", status="warn", message=STATED)]
+
+    def check_kv(self, model: str, kv: KVConfig) -> None:
+        """Raises: UsageError for one server as both sides, or several candidates; KVUnsupportedError for no server."""
+        self._source(model)
+        if self._role(kv) == "reference":
+            return
+        if ";" in self._options["candidate_kv"]:
+            raise UsageError(
+                "the openai backend measures one candidate at a time: a server's KV types cannot be read",
+                hint="name one --candidate; its server is the one at --candidate-url",
+            )
+        if self._places.shared:
+            raise one_server(f"--url is {shown(self._places.reference)} for both, and its KV types cannot be read")
+        if len(self._places.every) > 1 and not self._checked:
+            self._refuse_one_server(model)
+            self._checked = True
+
+    def tokenizer(self, model: str) -> HFTokenizer:
+        """The tokenizer of --model, a folder or a GGUF file; no weights are read."""
+        return load_tokenizer(self._source(model).path, self._cache_dir)
+
+    def context_length(self, model: str) -> int:
+        """The longest sequence that the model was trained for and the servers take."""
+        offers = [self._known_offer(role, model) for role in ("reference", "candidate") if self._places.of(role)]
+        return min(self._source(model).context_length, *(offer.context or 1 << 30 for offer in offers))
+
+    def identify(self, spec: LoadSpec) -> Identity:
+        """The kind and build of the server, the model's files, and every option that can change an answer."""
+        options, offer = self._effective(spec), self._known_offer(self._role(spec.kv), spec.model)
+        kept = {name: value for name, value in options.items() if name not in PLACES | _FREE}
+        return Identity(
+            engine=self.name,
+            build=offer.title,
+            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            kv=str(spec.kv),
+            max_tokens=0,
+            options={**kept, "ids": str(offer.ids), "listed": str(offer.listed), "raw": str(offer.raw)},
+        )
+
+    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
+        """None: a running server's kernels are its own."""
+        return None
+
+    def describe(self, model: str) -> Mapping[str, str | int]:
+        """Architecture, layers and head dimension as the local files say them; the weights are the server's."""
+        source = self._source(model)
+        return {
+            "name": source.name,
+            "architecture": source.architecture,
+            "layers": source.layers,
+            "head_dim": source.head_dim,
+            "weights": f"{source.weights} here; the server's own were asked",
+            "device": "the server's",
+        }
+
+    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
+        """A session with the server of this side.
+
+        Raises: IncompleteError where there is none; ConfigMismatchError for another model or too short a context.
+        """
+        return self._session(spec, blobs)
+
+    @contextmanager
+    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
+        self.check_kv(spec.model, spec.kv)
+        options, role = self._effective(spec), self._role(spec.kv)
+        url = self._places.of(role)
+        if not url:
+            raise absent(self.name, role, f"a server that keeps its KV cache as {spec.kv}")
+        offer, source, tokenizer = self._offer(url, spec.model), self._source(spec.model), self.tokenizer(spec.model)
+        if offer.context and offer.context < spec.max_tokens:
+            raise ConfigMismatchError(
+                f"the server at {shown(url)} takes sequences of {offer.context} tokens, this run needs"
+                f" {spec.max_tokens}",
+                hint="start it with a longer context",
+            )
+        yield ListedSession(
+            asker=_asker(self._client(url, offer.dialect.title), offer, tokenizer),
+            blobs=blobs,
+            effective_kv=stated_kv(source, spec.kv, _notes(offer, options)),
+            vocab_size=tokenizer.vocab_size,
+            max_tokens=spec.max_tokens,
+            count=offer.listed or 1,
+            lanes=int(options["parallel"]),
+        )
+
+    def _client(self, url: str, name: str) -> Client:
+        key = os.environ.get(_KEY_VARIABLE)
+        return Client(
+            url=url,
+            name=f"{name} at {shown(url)}",
+            timeout_s=float(self._options["timeout_s"]),
+            patience_s=float(self._options["patience_s"]),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+
+    def _refuse_one_server(self, model: str) -> None:
+        """Raises: UsageError when both addresses reach one process, ConfigMismatchError for servers of two builds."""
+        first, second = self._places.reference, self._places.candidate
+        offers = [self._offer(url, model) for url in (first, second)]
+        clients = self._client(first, "the reference's server"), self._client(second, "the candidate's server")
+        if same_server(*clients, offers[0]):
+            raise one_server(f"{shown(first)} and {shown(second)} are one process")
+        if offers[0].title != offers[1].title:
+            raise ConfigMismatchError(
+                f"the reference's server is {offers[0].title}, the candidate's {offers[1].title}:"
+                " their difference would be measured too",
+                hint="start both from one build",
+            )
+
+    def _offer(self, url: str, model: str) -> Offer:
+        """What the server at `url` offers, asked once. Raises: IncompleteError, EngineError."""
+        if url not in self._offers:
+            wanted = int(self._options["top_k"])
+            client = self._client(url, "the server")
+            offer = look(client, self.tokenizer(model), model=self._options["served_model"], wanted=wanted)
+            self._offers[url] = offer
+            remember(self._cache_dir, self._memory(model), offer.facts())
+        return self._offers[url]
+
+    def _known_offer(self, role: Role, model: str = "") -> Offer:
+        """What the server of a side offers; where it is not there, the other side's, or what was remembered.
+
+        One build answers both sides of a run. Raises: IncompleteError, EngineError.
+        """
+        model = model or next(iter(self._models), "")
+        gone: IncompleteError | None = None
+        for url in dict.fromkeys((self._places.of(role), *self._places.every)):
+            if not url:
+                continue
+            try:
+                return self._offer(url, model)
+            except IncompleteError as error:
+                gone = error
+        known = from_facts(recall(self._cache_dir, self._memory(model)) or {})
+        if known is None:
+            raise gone or absent(self.name, role, "a server")
+        return known
+
+    def _memory(self, model: str) -> str:
+        return f"openai {fingerprint(self._source(model).files, self._cache_dir)} {self._options['served_model']}"
+
+    def _role(self, kv: KVConfig) -> Role:
+        return role_of(kv, self._options)
+
+    def _effective(self, spec: LoadSpec) -> dict[str, str]:
+        options = self._options | dict(spec.options)
+        _check_options(options)
+        return options
+
+    def _source(self, model: str) -> ModelSource:
+        if model not in self._models:
+            self._models[model] = find_model(model)
+        return self._models[model]
+
+
+def _asker(client: Client, offer: Offer, tokenizer: HFTokenizer) -> Asker:
+    if not offer.ids:
+        return TextAsker(
+            client=client, dialect=offer.dialect, model=offer.model, tokenizer=tokenizer, begin=tokenizer.prefix
+        )
+    return CompletionsAsker(
+        client=client,
+        dialect=offer.dialect,
+        model=offer.model,
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        plain=_plain_token(tokenizer),
+    )
+
+
+def _plain_token(tokenizer: HFTokenizer) -> int:
+    """A token that is one plain letter."""
+    return next(ids[0] for letter in "aexAEX.0" if len(ids := tokenizer.encode(letter)) == 1)
+
+
+def _notes(offer: Offer, options: Mapping[str, str]) -> tuple[str, ...]:
+    parallel = int(options["parallel"])
+    notes = [f"{offer.title}, model {_short(offer.model)}", offer.dialect.cache_rule, *_lacks(offer)]
+    if not offer.tokenizer_compared:
+        notes.append("the server's tokenizer could not be compared with the model's own")
+    if parallel > 1:
+        notes.append(f"{parallel} requests at once: answers may depend on their neighbours")
+    return tuple(notes)
+
+
+def _lacks(offer: Offer) -> list[str]:
+    """What the server does not offer, and what that costs."""
+    lacks = []
+    if not offer.ids:
+        lacks.append("it gives no token ids: its text is tokenised here, and no divergence is measured")
+    elif not offer.listed:
+        lacks.append("it lists no probable tokens by id: no margins, no divergence")
+    elif not offer.raw:
+        lacks.append("logit_bias changes what it lists: tokens cannot be forced, no divergence")
+    return lacks
+
+
+def _short(model: str) -> str:
+    """The served model's name without the folders of its machine."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", "~", ".")) else model
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    refuse_unknown("openai", options, list(_OPTIONS))
+    for name in _NUMBERS:
+        refuse_no_number(name, options.get(name, _OPTIONS[name]), most=_MOST, default=_OPTIONS[name])
