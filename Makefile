@@ -22,7 +22,8 @@ test-mlx: $(VENV)/.dev $(VENV)/.demo $(VENV)/.models
 	$(ENGINE_TESTS) tests/engines --ignore-glob='*llamacpp*' --ignore-glob='*vllm*' --ignore-glob='*sglang*'
 
 test-llamacpp: $(VENV)/.dev $(VENV)/.llamacpp $(VENV)/.models
-	$(BIN)/refract engines build-llamacpp
+	REFRACT_LLAMA_BIN_DIR="$$($(BIN)/refract engines build-llamacpp)" \
+	REFRACT_TEST_LLAMA_PATCHED="$$($(BIN)/refract engines build-llamacpp --patched)" \
 	$(ENGINE_TESTS) tests/engines/test_*llamacpp*.py
 
 # vLLM and SGLang each need an environment of their own, 3.5 GB, kept in the user's cache folder under their versions.

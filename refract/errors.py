@@ -11,6 +11,7 @@ class RefractError(Exception):
     """Base of all errors that are the user's or the engine's, never a bug of this program."""
 
     exit_code = 1
+    usual_hint: str | None = None  # shown where an error has no hint of its own
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(" ".join(message.split()))
@@ -70,6 +71,7 @@ class EngineError(RefractError):
     """The engine failed or did something else than it was asked (exit 4)."""
 
     exit_code = 4
+    usual_hint = "what was answered is kept, run it again; if it ends the same way, see what refract selftest says"
 
 
 class ConfigMismatchError(EngineError):

@@ -75,13 +75,15 @@ class Kld:
             raise UsageError("this engine cannot measure KL divergence", hint="leave kld out of --axes")
         if self.chunks < 1 or self.ctx < SMALLEST_WINDOW:
             raise UsageError(
-                f"--chunks {self.chunks} --ctx {self.ctx}: expected at least 1 window of {SMALLEST_WINDOW} tokens"
+                f"--chunks {self.chunks} --ctx {self.ctx}: expected at least 1 window of {SMALLEST_WINDOW} tokens",
+                hint="raise --ctx or --chunks, or leave kld out of --axes",
             )
         if self.depth and not {Capability.KL_DEEP, Capability.KL_DECODE} & context.capabilities:
             raise UsageError("this engine cannot measure KL divergence behind a long cache", hint="leave --depth out")
         if self.depth < 0 or self.deep_chunks < 1:
             raise UsageError(
-                f"--depth {self.depth} with {self.deep_chunks} windows each: expected 0 or more, and 1 or more"
+                f"--depth {self.depth} with {self.deep_chunks} windows each: expected 0 or more, and 1 or more",
+                hint="leave --depth out",
             )
         deepest = self.depth + DEEP_POSITIONS if self.depth else 0
         for option, value, needed in (("--ctx", self.ctx, self.ctx), ("--depth", self.depth, deepest)):

@@ -29,7 +29,8 @@ class Plad:
     def plan(self, context: PlanContext) -> PladPlan:
         """Raises: PromptsError when no prompt fits the context, or when a perturbation applies to none of them."""
         if self.prompts_limit < 1:
-            raise UsageError(f"plad needs at least one prompt, found a limit of {self.prompts_limit}")
+            message = f"plad needs at least one prompt, found a limit of {self.prompts_limit}"
+            raise UsageError(message, hint="raise the limit, or leave plad out of --axes")
         anchors = plan_anchors(context)
         chosen = choose_evenly(anchors.items, self.prompts_limit)
         variants, skipped = plan_variants(context, chosen)

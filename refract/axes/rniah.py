@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from refract.axes.base import Answers, PlanContext
 from refract.axes.needles import FAMILIES
 from refract.axes.retrieval import Trials, cells, doubling, plan_trials
 from refract.axes.rniah_result import rniah_result
+from refract.data.corpus import Corpus
 from refract.engine import Capability
 from refract.errors import UsageError
 from refract.results import AxisResult, Json
@@ -20,7 +21,10 @@ SHORTEST = 64  # tokens: less holds no question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rniah:
-    """The axis: `trials` needles at each length and position; without `lengths` they double up to `up_to` tokens."""
+    """The axis: `trials` needles at each length and position; without `lengths` they double up to `up_to` tokens.
+
+    Needles lie in `haystack`, or in the run's corpus.
+    """
 
     name: ClassVar[str] = "rniah"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GENERATE})
@@ -30,10 +34,12 @@ class Rniah:
     positions: tuple[float, ...] = (0.1, 0.5, 0.9)
     trials: int = 4
     answer_tokens: int = 64
+    haystack: Corpus | None = None
 
     def plan(self, context: PlanContext) -> RniahPlan:
         """A plan, empty when no cell fits the model or the corpus. Raises: UsageError for knobs that mean nothing."""
         self._check()
+        context = context if self.haystack is None else replace(context, corpus=self.haystack)
         trials = plan_trials(
             context,
             cells(self.tokens, self.positions),
@@ -51,13 +57,16 @@ class Rniah:
         if min(self.lengths or (self.up_to,)) < SHORTEST or self.trials < 1 or self.answer_tokens < 1:
             raise UsageError(
                 f"retrieval over {', '.join(map(str, self.tokens))} tokens, {self.trials} trials, answers of"
-                f" {self.answer_tokens} tokens: expected at least {SHORTEST}, 1 and 1"
+                f" {self.answer_tokens} tokens: expected at least {SHORTEST}, 1 and 1",
+                hint=f"ask for lengths from {SHORTEST} up",
             )
         if not self.positions or not all(0.0 <= position <= 1.0 for position in self.positions):
-            raise UsageError(f"positions {self.positions}: expected one or more from 0 to 1")
+            message = f"positions {self.positions}: expected one or more from 0 to 1"
+            raise UsageError(message, hint="0 is the beginning of the text, 1 its end")
         for what, values in (("length", self.lengths), ("position", self.positions)):
             if len(set(values)) < len(values):
-                raise UsageError(f"a {what} is given twice: {', '.join(f'{value:g}' for value in values)}")
+                message = f"a {what} is given twice: {', '.join(f'{value:g}' for value in values)}"
+                raise UsageError(message, hint="name each once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +86,9 @@ class RniahPlan:
     @property
     def parameters(self) -> Mapping[str, Json]:
         """Which cells, how many trials in each, and how they are made."""
-        return {
+        own = self.knobs.haystack
+        haystack: dict[str, Json] = {} if own is None else {"haystack": f"{own.name}@{own.sha256[:12]}"}
+        return haystack | {
             "lengths": list(self.knobs.tokens),
             "positions": list(self.knobs.positions),
             "trials": self.knobs.trials,

@@ -112,7 +112,8 @@ def pick_template(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ModelError(f"the model's chat template is a {type(value).__name__}, neither text nor a list of templates")
+        message = f"the model's chat template is a {type(value).__name__}, neither text nor a list of templates"
+        raise ModelError(message, hint="download the model again")
     named: dict[object, object] = {
         entry["name"]: entry["template"]
         for entry in value
@@ -120,7 +121,8 @@ def pick_template(value: object) -> str | None:
     }
     chosen = named.get("default")
     if chosen is not None and not isinstance(chosen, str):
-        raise ModelError(f"the model's default chat template is a {type(chosen).__name__} instead of text")
+        message = f"the model's default chat template is a {type(chosen).__name__} instead of text"
+        raise ModelError(message, hint="download the model again")
     return chosen
 
 

@@ -122,15 +122,26 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
+def _object(config: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    """The object under `key`, empty where there is none."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise ModelError(
+            f"{path.name}/config.json: {key} should be an object, found {value!r:.40}", hint="download the model again"
+        )
+    return value
+
+
 def _from_directory(path: Path, name: str) -> ModelSource:
     config = _config(path)
-    text: Mapping[str, Any] = config.get("text_config", config)
+    text = _object(config, "text_config", path) or config
     weights = sorted(path.glob("model*.safetensors"))
     if not weights:
         raise ModelError(f"{name} holds no model*.safetensors", hint="download the model's weights")
     others = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-    heads = text.get("num_attention_heads", 1)
-    quantization = config.get("quantization") or {}
+    heads = _whole(text.get("num_attention_heads", 1), path, "num_attention_heads")
+    width = _whole(text.get("hidden_size", heads), path, "hidden_size")
+    quantization = _object(config, "quantization", path)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "?")
     return ModelSource(
         name=name,
@@ -138,7 +149,7 @@ def _from_directory(path: Path, name: str) -> ModelSource:
         files=(*weights, *(path / other for other in others if (path / other).is_file())),
         architecture=str(config.get("model_type", "")),
         layers=_whole(text.get("num_hidden_layers"), path, "num_hidden_layers"),
-        head_dim=_whole(text.get("head_dim") or text.get("hidden_size", 0) // heads, path, "head_dim"),
+        head_dim=_whole(text.get("head_dim") or width // heads, path, "head_dim"),
         context_length=_whole(text.get("max_position_embeddings"), path, "max_position_embeddings"),
         weights=f"MLX {quantization['bits']}-bit" if "bits" in quantization else dtype,
     )

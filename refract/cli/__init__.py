@@ -22,9 +22,11 @@ from refract.cli import (
     score,
     selftest,
 )
+from refract.cli.legacy import translated
 from refract.cli.output import prepare_streams, say
 from refract.cli.parser import Parser, commands_of, parse
 from refract.errors import RefractError
+from refract.report import plain
 
 COMMANDS = (
     score,
@@ -41,6 +43,7 @@ COMMANDS = (
     completion,
 )
 INTERRUPTED = 130
+_LONGEST = 400  # characters of a message that are shown: it may quote what a user or a server gave
 UNEXPECTED = 1
 _GC_THRESHOLD = 100_000  # a run makes many small values and no cycles: collecting often only costs time
 # Options whose values mean something else in other commands, so that one variable cannot serve both.
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_GC_THRESHOLD)
     try:
         prepare_streams()
-        args = parse(build_parser(), words, os.environ)
+        args = parse(build_parser(), translated(words, say), os.environ)
         args.words = words
         code: int = args.run(args)
         return code
@@ -100,9 +103,9 @@ def _debug(words: Sequence[str]) -> bool:
 def _refused(error: RefractError, *, debug: bool) -> int:
     if debug:
         _show_traceback(error)
-    say(error.message)
-    if error.hint:
-        say(error.hint, prefix="  hint: ")
+    say(plain.line(error.message, _LONGEST))
+    if hint := error.hint or error.usual_hint:
+        say(plain.line(hint, _LONGEST), prefix="  hint: ")
     return error.exit_code
 
 
@@ -122,7 +125,7 @@ def _ended(end: SystemExit) -> int:
 def _unexpected(error: Exception, *, debug: bool) -> int:
     if debug:
         _show_traceback(error)
-    say(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    say(plain.line(f"unexpected {type(error).__name__}: {' '.join(str(error).split())}", _LONGEST))
     again = (
         "please report it with the traceback above" if debug else "run it again with --debug and report what it shows"
     )

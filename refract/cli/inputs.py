@@ -15,12 +15,14 @@ from refract.cli.engine_options import engine_options, with_sides
 from refract.cli.parser import suggestion
 from refract.cli.presets import Preset
 from refract.cli.thresholds import Thresholds
+from refract.data.corpora import CORPORA, corpus_path
 from refract.data.corpus import load_corpus
 from refract.data.models import DEFAULT_MODEL, FETCHABLE, model_path
 from refract.data.prompts import load_prompts
 from refract.data.promptset import PromptSet, content_sha256
 from refract.errors import SetupError, UsageError
 from refract.kv import KVConfig, parse_kv
+from refract.run.cache import cache_folder
 from refract.run.spec import RunSpec
 
 
@@ -40,7 +42,7 @@ def run_spec(args: argparse.Namespace) -> RunSpec:
         candidates=others,
         axes=axes(names, args, preset),
         prompts=prompts(args.prompts, preset, args.max_prompts),
-        corpus=load_corpus(args.corpus),
+        corpus=load_corpus(corpus_place(args.corpus, args.cache_dir)),
         n_predict=args.n_predict,
         seed=args.seed,
         options=with_sides(engine_options(args), reference, others),
@@ -70,6 +72,22 @@ def model_place(name: str, cache: Path) -> str:
         which = "the default model" if name == DEFAULT_MODEL else f"the model {name}"
         raise SetupError(f"{which} is not here yet", hint=f"refract fetch --model {name}")
     return str(path)
+
+
+def corpus_place(corpus: Path | None, cache_dir: Path | None) -> Path | None:
+    """What to read: the text of a fetched corpus for its short name, any other path as it is.
+
+    Raises:
+        SetupError: a corpus that has to be fetched first.
+    """
+    name = str(corpus)
+    if corpus is None or name not in CORPORA or corpus.exists():
+        return corpus
+    path = corpus_path(cache_folder(cache_dir), name)
+    if not path.is_file():
+        hint = f"refract fetch --corpus {name}, or the same command with --fetch"
+        raise SetupError(f"the corpus {name} is not here yet", hint=hint)
+    return path
 
 
 def kv_config(option: str, text: str) -> KVConfig:
@@ -113,7 +131,9 @@ def rniah_knobs(args: argparse.Namespace) -> dict[str, Any]:
     lengths, up_to = args.rniah_lengths, args.rniah_up_to
     if lengths and up_to:
         raise UsageError("--rniah-lengths names every length, --rniah-up-to the longest", hint="keep one of them")
-    given = {"lengths": lengths, "positions": args.rniah_positions, "trials": args.rniah_trials}
+    given: dict[str, Any] = {"lengths": lengths, "positions": args.rniah_positions, "trials": args.rniah_trials}
+    if args.rniah_haystack is not None:
+        given["haystack"] = load_corpus(corpus_place(args.rniah_haystack, args.cache_dir))
     return {"up_to": up_to or presets.RNIAH_UP_TO} | {name: value for name, value in given.items() if value}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from refract.errors import SetupError, UsageError
 
 STDOUT = Path("-")
+_LONGEST_NAME = 255  # bytes; what file systems allow
 
 
 def prepare_streams() -> None:
@@ -77,6 +78,10 @@ def check_outputs(outputs: Mapping[str, Path | None]) -> None:
 def _check_output(option: str, path: Path, target: Path) -> None:
     from tempfile import TemporaryFile
 
+    if len(os.fsencode(target.name)) > _LONGEST_NAME:
+        raise UsageError(f"{option}: a file name of {len(target.name)} characters is too long", hint="choose another")
+    if target.is_symlink():  # what realpath leaves of one that leads to itself
+        raise UsageError(f"{option} {path} is a symbolic link that leads round in circles", hint="choose another file")
     if target.is_dir():
         raise UsageError(f"{option} {path} is a folder, expected a file", hint=f"write {option} {path / 'report'}…")
     if target.exists() and not target.is_file():

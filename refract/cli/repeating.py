@@ -13,14 +13,13 @@ from refract.backends import load_engine
 from refract.cli import inputs
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.cli.progress import listener
-from refract.cli.scoring import open_store
+from refract.cli.scoring import open_store, prepared_cache
 from refract.cli.thresholds import MISSED
 from refract.engine import Blobs, Capability, Check, Engine, Identity, LoadSpec, Session, Tokenizer
 from refract.errors import UsageError
 from refract.kv import KVConfig
 from refract.report.output import write_text_atomic
 from refract.results import CandidateResult, Estimate
-from refract.run.cache import cache_folder
 from refract.run.runner import run
 
 SCHEMA = "refract.repeatability/1"
@@ -119,10 +118,10 @@ class Spread:
 def repeat(args: argparse.Namespace) -> int:
     """Runs, compares and reports; returns 0, or 10 when something is UNSTABLE."""
     check_outputs({"--json-out": args.json_out})
+    cache = prepared_cache(args)
     spec = inputs.run_spec(args)
     if len(spec.candidates) != 1:
         raise UsageError("repeatability takes one candidate", hint="name one with --candidate")
-    cache = cache_folder(args.cache_dir)
     spec = replace(spec, model=inputs.model_place(spec.model, cache))
     engine = load_engine(args.backend, spec.options, cache)
     found: list[CandidateResult] = []

@@ -17,6 +17,7 @@ from refract.report import from_json, to_json, to_text, write_text_atomic
 from refract.results import Report
 
 _WIDEST, _PIPED = 100, 80
+LARGEST = 256 << 20  # characters of a report; forty candidates of 240 prompts are a tenth of it
 
 
 def report_outputs(args: argparse.Namespace) -> dict[str, Path | None]:
@@ -85,11 +86,19 @@ def read_report(path: Path) -> Report:
 
 def read_text(path: Path) -> str:
     """The text of a report's file, or stdin for `-`. Raises: ReportError, naming the file."""
+    hint = "name a file that --json-out wrote"
     try:
-        return sys.stdin.read() if path == STDOUT else path.read_text(encoding="utf-8")
+        if path == STDOUT:
+            text = sys.stdin.read(LARGEST + 1)
+        else:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(LARGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ReportError(f"{path} cannot be read: {reason}", hint="name a file that --json-out wrote") from None
+        raise ReportError(f"{path} cannot be read: {reason}", hint=hint) from None
+    if len(text) > LARGEST:
+        raise ReportError(f"{path} is longer than any report, {LARGEST >> 20} Mi characters", hint=hint)
+    return text
 
 
 class TextForm(TypedDict):

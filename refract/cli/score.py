@@ -100,7 +100,9 @@ def _add_work(parser: Parser) -> None:
         "--prompts", type=Path, metavar="FILE", help="own prompts, JSON lines (default: the bundled ones)"
     )
     group.add_argument("--max-prompts", type=positive, metavar="N", help="only the first N of them (default: all)")
-    text = "own text, a file or a folder of .txt files (default: the bundled corpus)"
+    text = (
+        "own text, a file or a folder of .txt files, or a name of `refract fetch --list` (default: the bundled corpus)"
+    )
     group.add_argument("--corpus", type=Path, metavar="PATH", help=text)
     text = f"tokens generated for a prompt (default: {presets.N_PREDICT})"
     group.add_argument("--n-predict", type=positive, default=presets.N_PREDICT, metavar="N", help=text)
@@ -118,6 +120,8 @@ def _add_work(parser: Parser) -> None:
     group.add_argument("--rniah-positions", type=fractions, metavar="P,P", help=text)
     text = "needles at each length and position (default: 4, one of each kind)"
     group.add_argument("--rniah-trials", type=positive, metavar="N", help=text)
+    text = "the text that needles lie in, as --corpus takes it (default: the corpus)"
+    group.add_argument("--rniah-haystack", type=Path, metavar="PATH", help=text)
     group.add_argument(
         "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is drawn (default: 0)"
     )
@@ -128,6 +132,8 @@ def _add_engine(parser: Parser) -> None:
     add_engine_options(parser, group)
     add_cache_dir(group)
     group.add_argument("--no-cache", action="store_true", help="neither read nor keep answers")
+    text = "download the model or the corpus named, where `refract fetch` knows it and it is missing"
+    group.add_argument("--fetch", action="store_true", help=text)
 
 
 def _add_outputs(parser: Parser) -> None:

@@ -48,7 +48,11 @@ def _read_bytes(path: Path, error: type[UsageError], kind: str, limit_mib: int) 
                 f"{name} has {size_bytes // _MIB} MiB, expected a {kind} of at most {limit_mib} MiB",
                 hint="cut it; a run reads far less than that",
             )
-        return path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(limit_mib * _MIB + 1)
+        if len(raw) > limit_mib * _MIB:  # a device or a pipe, whose size nobody knows
+            raise error(f"{name} does not end, expected a {kind} of at most {limit_mib} MiB", hint="name a plain file")
+        return raw
     except FileNotFoundError:
         raise error(f"{name} does not exist, expected a {kind}", hint="check the path") from None
     except IsADirectoryError:

@@ -146,7 +146,7 @@ def _half(kv: KVConfig, *, k: str, v: str) -> KVConfig | None:
 def _side(side: Side, kv: KVConfig | None, engine: Engine) -> Side:
     """Raises: UsageError where there is no such configuration, or the engine cannot run it."""
     if kv is None:
-        raise UsageError("no such configuration")
+        raise UsageError("no such configuration", hint="leave --explain out")
     engine.check_kv(side.load.model, kv)
     load: LoadSpec = replace(side.load, kv=kv)
     return Side(load=load, identity=engine.identify(load))

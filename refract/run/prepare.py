@@ -61,12 +61,14 @@ def prepare(spec: RunSpec, engine: Engine) -> Prepared:
     lacking = {axis.name: _lacking(axis, configurations, engine) for axis in spec.axes}
     not_run = {name: reason for name, reason in lacking.items() if reason}
     if refused := sorted(spec.required & not_run.keys()):
-        raise KVUnsupportedError(f"the axis {refused[0]} cannot be measured: {not_run[refused[0]]}")
+        message = f"the axis {refused[0]} cannot be measured: {not_run[refused[0]]}"
+        raise KVUnsupportedError(message, hint=f"leave {refused[0]} out of --axes")
     context = _context(spec, engine, configurations)
     plans = {axis.name: axis.plan(context) for axis in spec.axes if axis.name not in not_run}
     if not plans:
         raise UsageError(
-            f"no axis can be measured: {'; '.join(f'{n}: {r}' for n, r in not_run.items()) or 'none given'}"
+            f"no axis can be measured: {'; '.join(f'{n}: {r}' for n, r in not_run.items()) or 'none given'}",
+            hint="name another engine with --backend, or other axes with --axes",
         )
     _refuse_length(plans, context.context_length)
     max_tokens = max(plan.max_tokens for plan in plans.values())

@@ -209,6 +209,7 @@ def _file_state(file: Path) -> str:
     try:
         place, state = file.resolve(), file.stat()
     except OSError as error:
-        raise StoreError(f"cannot look at {file}: {error.strerror or error}") from error
+        message = f"cannot look at {file}: {error.strerror or error}"
+        raise StoreError(message, hint="check the path and its permissions") from error
     parts = (place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

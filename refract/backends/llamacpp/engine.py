@@ -14,7 +14,7 @@ from refract.backends._options import refuse_no_number, refuse_other_word, refus
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.llamacpp.find import Binaries, clean_environment, find_binaries
-from refract.backends.llamacpp.forcing import Asker
+from refract.backends.llamacpp.forcing import PROMPT_PROBS, Asker
 from refract.backends.llamacpp.perplexity import Perplexity
 from refract.backends.llamacpp.server import serving
 from refract.backends.llamacpp.server_log import (
@@ -74,11 +74,17 @@ class LlamaCppEngine:
         return find_binaries(self._options["llama_bin"] or None, self._cache_dir)
 
     def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
-        """Everything but a few positions of a long prefill; without llama-perplexity no exact KL over windows."""
-        lacking = {Capability.KL_DEEP}
-        if self.binaries.perplexity is None:
-            lacking.add(Capability.KL_PREFILL)
-        return frozenset(Capability) - lacking
+        """Everything, with the patches of llama-cpp-patches.
+
+        A stock server lists no tokens of its prompt: no positions behind a long cache in one prefill. Without
+        llama-perplexity there is no exact KL over windows.
+        """
+        have = {Capability.KL_DEEP: self._lists_prompts, Capability.KL_PREFILL: self.binaries.perplexity is not None}
+        return frozenset(capability for capability in Capability if have.get(capability, True))
+
+    @property
+    def _lists_prompts(self) -> bool:
+        return self.binaries.knows(PROMPT_PROBS)
 
     def check(self, model: str) -> list[Check]:
         """The binaries, their build and devices, and the model's files."""
@@ -200,6 +206,7 @@ class LlamaCppEngine:
                 effective_kv=found[0],
                 max_tokens=spec.max_tokens,
                 count=int(options["top_k"]),
+                lists_prompts=self._lists_prompts,
                 parallel=int(options["parallel"]),
             )
 
@@ -218,6 +225,8 @@ class LlamaCppEngine:
         flags = ["-np", str(parallel), "-c", str(parallel * (max_tokens + _SPARE_TOKENS)), "-lv", _LOG_LEVEL]
         for flag in (("--no-webui",), ("--cache-ram", "0"), ("--no-warmup",)):
             flags += flag if self.binaries.knows(flag[0]) or self.binaries.knows(flag[0].replace("no-", "")) else ()
+        if self._lists_prompts:  # it keeps the logits of a whole batch, which is then no larger than need be
+            flags += [PROMPT_PROBS, "-b", options["ubatch"]]
         return flags
 
     def _perplexity(

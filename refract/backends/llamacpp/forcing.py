@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from refract.backends._http import RefusedError
-from refract.backends._listed import Listing, joined
+from refract.backends._listed import Listing, joined, listing
 from refract.backends.llamacpp.listed import read_listing
 from refract.backends.llamacpp.server import Server
 from refract.errors import EngineError
 from refract.work import TokenIds
 
+PROMPT_PROBS = "--prompt-probs"  # the flag of a server that lists tokens of its prompt, see llama-cpp-patches
 _BIAS = 1e4  # on one plain token, so that a step's list is complete whatever the text before it ends in
 
 
@@ -74,6 +75,20 @@ class Asker:
                 if found is not None:
                     return found
         return self._stepped(server, prompt, tokens, count)
+
+    def read(self, server: Server, tokens: TokenIds, start: int, count: int) -> Listing:
+        """What is listed at `tokens[start:]` in one prefill of all, by a server that runs with PROMPT_PROBS."""
+        body = {**_body(tokens, 1, 0), "n_prompt_probs": count, "prompt_probs_from": start}
+        entries = server.complete(body).get("prompt_probabilities") or []
+        if [entry["position"] for entry in entries] != list(range(start, len(tokens))):
+            raise EngineError(
+                f"llama-server listed {len(entries)} positions of a prompt, expected {len(tokens) - start}",
+                hint="build it again: refract engines build-llamacpp --patched",
+            )
+        own, ids, logprobs = ([entry[name] for entry in entries] for name in ("logprob", "ids", "logprobs"))
+        if (found := tuple(int(entry["id"]) for entry in entries)) != tokens[start:]:
+            raise EngineError(f"llama-server listed the prompt {found[:4]}…, expected {tokens[start : start + 4]}…")
+        return listing(tokens[start:], own, ids, logprobs)
 
     def _end(self, server: Server, prompt: TokenIds, tokens: TokenIds, entries: Sequence[dict[str, Any]]) -> int:
         """The end-of-sequence token that ended a continuation without being in it."""

@@ -46,11 +46,17 @@ class Run:
             raise incomplete("an incomplete line", self._process.log, self._process.status)
 
     def finish(self) -> str:
-        """What the tool printed. Raises: EngineError when it writes more than was asked for, or does not end."""
+        """What the tool printed.
+
+        Raises: EngineError when it writes more than was asked for, does not end, or ends in a failure.
+        """
         if self._some(memoryview(bytearray(1))):
             raise EngineError("llama-perplexity's logits file is longer than it should be", hint="check its version")
-        if self._process.wait(_END_S) is None:
+        status = self._process.wait(_END_S)
+        if status is None:
             raise incomplete("all logits and then did not end", self._process.log, None)
+        if status != 0:
+            raise incomplete("all logits and then failed", self._process.log, status)
         return self._process.log
 
     def _some(self, view: memoryview) -> int:

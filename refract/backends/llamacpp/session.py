@@ -46,7 +46,8 @@ Reply = tuple[Request, Answer | Failure]
 class LlamaCppSession:
     """Fulfils `refract.engine.Session`.
 
-    `count` (K) tokens are listed for a divergence in decode protocol. Every server answers `parallel` requests at once.
+    `count` (K) tokens are listed for a divergence that a server reads: in decode protocol, and where `lists_prompts`
+    in windows that llama-perplexity does not score. Every server answers `parallel` requests at once.
     """
 
     def __init__(
@@ -60,10 +61,12 @@ class LlamaCppSession:
         max_tokens: int,
         count: int,
         parallel: int = 1,
+        lists_prompts: bool = False,
     ) -> None:
         self.effective_kv = effective_kv
         self._asker, self._perplexity, self._blobs = asker, perplexity, blobs
         self._max_tokens, self._count = max_tokens, min(count, asker.vocab_size)
+        self._lists_prompts = lists_prompts
         self._slots = [server for server in servers for _ in range(parallel)]
 
     def run(self, requests: Sequence[Request]) -> Iterator[Reply]:
@@ -71,9 +74,9 @@ class LlamaCppSession:
         wrong = {request: failure for request in requests if (failure := self._refused(request)) is not None}
         yield from wrong.items()
         left = [request for request in requests if request not in wrong]
-        whole = [request for request in left if _is_prefill(request)]
-        yield from self._windows(whole)
-        yield from self._served([request for request in left if not _is_prefill(request)])
+        whole = {request: _is_prefill(request) and not _unfit(request) for request in left}
+        yield from self._windows([request for request in left if whole[request]])
+        yield from self._served([request for request in left if not whole[request]])
 
     # Windows, through llama-perplexity.
 
@@ -158,7 +161,8 @@ class LlamaCppSession:
             if isinstance(request, ScoreTokens):
                 return self._score(server, request)
             if isinstance(request, WriteBase):
-                return Base(blob=self._one([self._keep(self._forced(server, w, self._count)) for w in request.windows]))
+                kept = [self._keep(self._listed(server, request, w, self._count)) for w in request.windows]
+                return Base(blob=self._one(kept))
             return self._compare(server, request)
         except RefusedError as error:
             return Failure(kind="refused", message=error.message)
@@ -188,10 +192,12 @@ class LlamaCppSession:
             if reference.tokens != window.tokens[window.start :]:
                 raise EngineError("the stored reference is of another window")
             count = reference.listed.ids.shape[1]  # another length would be summed in another order, and so rounded
-            parts.append(compare_listings(reference, self._forced(server, window, count)))
+            parts.append(compare_listings(reference, self._listed(server, request, window, count)))
         return together(parts)
 
-    def _forced(self, server: Server, window: Window, count: int) -> Listing:
+    def _listed(self, server: Server, request: Request, window: Window, count: int) -> Listing:
+        if _is_prefill(request):
+            return self._asker.read(server, window.tokens, window.start, count)
         return self._asker.force(server, window.tokens[: window.start], window.tokens[window.start :], count)
 
     def _keep(self, listing: Listing) -> BlobRef:
@@ -207,7 +213,7 @@ class LlamaCppSession:
             if not all(0 <= token < self._asker.vocab_size for token in tokens):
                 message = f"a token id is outside the vocabulary of {self._asker.vocab_size}"
                 return Failure(kind="invalid-token", message=message)
-        if _is_prefill(request) and (unfit := [window for window in _windows_of(request) if not fits(window)]):
+        if _is_prefill(request) and not self._lists_prompts and (unfit := _unfit(request)):
             message = f"llama-perplexity scores the second half of a window, not {unfit[0].positions} positions"
             return Failure(kind="unsupported-window", message=message)
         return None
@@ -215,6 +221,11 @@ class LlamaCppSession:
 
 def _is_prefill(request: Request) -> bool:
     return isinstance(request, WriteBase | CompareBase) and request.protocol == "prefill"
+
+
+def _unfit(request: Request) -> list[Window]:
+    """Windows of the request that llama-perplexity does not score as asked."""
+    return [window for window in _windows_of(request) if not fits(window)]
 
 
 def _windows_of(request: Request) -> tuple[Window, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,12 @@ def test_a_folder_is_no_model_for_it(tmp_path: Path) -> None:
 
 def test_the_environment_of_these_tests_is_clean() -> None:
     assert not [name for name in os.environ if name.startswith("LLAMA_ARG_")]
+
+
+def test_a_patched_server_reads_positions_behind_a_long_cache(tmp_path: Path) -> None:
+    assert Capability.KL_DEEP not in made(tmp_path).capabilities(F16)
+    engine = made(tmp_path)
+    engine.binaries = replace(engine.binaries, help=f"{engine.binaries.help}\n--prompt-probs  lists the prompt\n")
+    assert Capability.KL_DEEP in engine.capabilities(F16)
+    flags = engine._server_flags(engine._effective(spec()), 100)
+    assert flags[-3:] == ["--prompt-probs", "-b", "512"]

@@ -33,6 +33,12 @@ class Script:
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self.asked.append(body)
         prompt = tuple(body["prompt"])
+        if "n_prompt_probs" in body:
+            return {
+                "prompt_probabilities": [
+                    _position(prompt, i, body) for i in range(body["prompt_probs_from"], len(prompt))
+                ]
+            }
         forced = [int(part) for part in body.get("grammar", "").replace("<[", " ").replace("]>", " ").split()[2:]]
         if CONTINUATION in forced:
             raise RefusedError("status 500: empty grammar stack", status=500)
@@ -52,6 +58,14 @@ class Script:
                 entries.append(entry)
             tokens.append(token)
         return {"tokens": tokens, "stop_type": stop, "completion_probabilities": entries if body["n_probs"] else []}
+
+
+def _position(prompt: TokenIds, index: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a patched server lists at one position of the prompt."""
+    values = row(prompt[:index])
+    order = np.argsort(-values)[: body["n_prompt_probs"]]
+    lists = {"ids": [int(i) for i in order], "logprobs": [float(values[i]) for i in order]}
+    return {"position": index, "id": prompt[index], "logprob": float(values[prompt[index]]), **lists}
 
 
 def check(found: Any, prompt: TokenIds, tokens: TokenIds) -> None:
@@ -139,3 +153,35 @@ def test_a_server_that_is_gone_is_no_reason_to_go_on() -> None:
 
     with pytest.raises(IncompleteError):
         ASKER.force(Gone(), (2,), (3,), 2)  # type: ignore[arg-type]
+
+
+def test_a_prompt_is_read_in_one_request_where_the_server_lists_it() -> None:
+    server, tokens = Script(), (2, 3, 4, 5, 6)
+    found = ASKER.read(server, tokens, 2, 5)  # type: ignore[arg-type]
+    check(found, (2, 3), (4, 5, 6))
+    assert len(server.asked) == 1
+    forced = ASKER.force(server, (2, 3), (4, 5, 6), 5)  # type: ignore[arg-type]
+    assert np.array_equal(found.listed.ids, forced.listed.ids)
+
+
+class Deaf(Script):
+    """A server that ignores what it does not know, as llama-server does."""
+
+    def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return super().complete({k: v for k, v in body.items() if k != "n_prompt_probs"})
+
+
+class Other(Script):
+    """One that lists another prompt."""
+
+    def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return super().complete({**body, "prompt": [t + 1 for t in body["prompt"]]})
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [(Deaf(), "listed 0 positions of a prompt, expected 2"), (Other(), r"listed the prompt \(5, 6\)…")],
+)
+def test_a_prompt_that_is_not_listed_is_an_error(server: Script, said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        ASKER.read(server, (2, 3, 4, 5), 2, 4)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def perplexity(blobs: BlobFolder) -> FakePerplexity:
 
 
 def session(
-    blobs: BlobFolder, perplexity: FakePerplexity | None = None, *servers: object, parallel: int = 1
+    blobs: BlobFolder, perplexity: FakePerplexity | None = None, *servers: object, parallel: int = 1, **more: bool
 ) -> LlamaCppSession:
     return LlamaCppSession(
         servers=servers or (Script(), Script()),  # type: ignore[arg-type]  # stand-ins
@@ -94,6 +94,7 @@ def session(
         max_tokens=64,
         count=6,
         parallel=parallel,
+        **more,
     )
 
 
@@ -233,3 +234,20 @@ def test_estimators_do_not_mix() -> None:
     assert together([divergence(1.0), divergence(2.0)]).kl.tolist() == [1.0, 1.0, 2.0, 2.0]
     with pytest.raises(ValueError, match="different estimators"):
         together([divergence(1.0), divergence(2.0, estimator="kl-top8")])
+
+
+def test_windows_behind_a_long_cache_go_to_a_server_that_lists_prompts(
+    blobs: BlobFolder, perplexity: FakePerplexity
+) -> None:
+    deep = Window(tokens=window(40).tokens, start=36)
+    write = WriteBase(windows=(deep,), protocol="prefill")
+    assert isinstance(ask(session(blobs, perplexity), write)[write], Failure)
+    own = session(blobs, perplexity, lists_prompts=True)
+    whole = WriteBase(windows=(window(16),), protocol="prefill")
+    base = ask(own, write, whole)[write]
+    assert isinstance(base, Base)
+    compare = CompareBase(windows=(deep,), protocol="prefill", base=base.blob)
+    found = ask(own, compare)[compare]
+    assert isinstance(found, Divergence)
+    assert (len(found), found.estimator, found.kl.tolist()) == (4, "kl-top6", [0.0] * 4)
+    assert perplexity.runs == [("write", 1, 16)]
