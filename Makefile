@@ -51,7 +51,7 @@ $(ENVS)/$(SGLANG)/.ready: tests/engines/sglang-cpu-requirements.txt
 	@touch $@
 
 test-browser: $(VENV)/.dev
-	$(ENGINE_TESTS) tests/browser
+	REFRACT_REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/browser
 
 # The wheel is built from the source distribution, so that both are known to be complete.
 test-wheel: $(VENV)/.dev

@@ -26,7 +26,7 @@ from refract.run.blobs import BlobFolder
 from refract.run.cache import cache_folder
 from refract.work import Base, CompareBase, Divergence, Generate, Request, Window, WriteBase
 
-PROMPTS, NEW_TOKENS = 30, 64
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 30, 10, 64
 CHUNKS, SIZE = 8, 512
 REFERENCE, CANDIDATES = "f16/f16", ("q8_0/q4_0", "q8_0/q8_0")
 EARLIER_S, WANTED_S, WANTED_EACH_S = 139.0, 70.0, 35.0
@@ -64,9 +64,10 @@ def _f16(engine: LlamaCppEngine, model: Path, target: Path) -> str:
 
 
 def _prompts(engine: LlamaCppEngine, model: str) -> list[Generate]:
+    """Beginnings of prompts, as short as the earlier tool's, whose mean is seven words without a chat template."""
     tokenizer = engine.tokenizer(model)
-    chosen = [p for p in load_prompts(None).prompts if p.category != "long-context"][:PROMPTS]  # theirs are short
-    return [Generate(prompt=tokenizer.render(p.messages), max_new_tokens=NEW_TOKENS) for p in chosen]
+    texts = [prompt.messages[-1].content for prompt in load_prompts(None).prompts[:PROMPTS]]
+    return [Generate(prompt=tokenizer.encode(text)[:PROMPT_TOKENS], max_new_tokens=NEW_TOKENS) for text in texts]
 
 
 def _windows(engine: LlamaCppEngine, model: str) -> list[Window]:

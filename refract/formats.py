@@ -48,13 +48,13 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
             *("turbo2", "turbo3", "turbo4"),  # in the turboquant fork of llama.cpp only
         ),
+        "sglang": ("f16", "f32", "bf16", "fp8_e4m3", "fp8_e5m2"),
     }
 )
 # What these engines have. For mlx every format is planned.
 PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "vllm": ("f16", "bf16", "fp8_e4m3", "fp8_e5m2"),
-        "sglang": ("bf16", "fp8_e4m3", "fp8_e5m2"),
     }
 )
 

@@ -153,7 +153,10 @@ def in_parallel(ask: Callable[[Request], Answer | Failure], requests: Sequence[R
         with suppress(IndexError):  # none is left
             while True:
                 request = waiting.popleft()
-                done.put((request, _carried(ask, request)))
+                answer = _carried(ask, request)
+                if isinstance(answer, BaseException):
+                    waiting.clear()
+                done.put((request, answer))
 
     for _ in range(min(lanes, len(waiting))):
         Thread(target=work, daemon=True).start()

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = (
     "Checks versions, the engine, memory, disk and the answer store. With --model it also runs the model for a moment "
-    "under the reference and under the candidate. Exits with 3 when something fails."
+    "under the reference, under the candidate, and under the coarsest format the engine has, which must score lower. "
+    "Each line says ok, warn or fail, and what to do. Exits with 3 when something fails."
 )
 
 

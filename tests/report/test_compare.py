@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from refract.errors import ReportError
-from refract.report.compare import changes, compare, regressions
-from refract.report.compare_text import changes_text, comparison_text
-from refract.report.markdown import changes_markdown, comparison_markdown
+from refract.report.compare import compare
+from refract.report.compare_html import comparison_html
+from refract.report.compare_text import comparison_text, some
+from refract.report.legacy import LegacyReport
+from refract.report.markdown import comparison_markdown
 from refract.results import Report
 
 from .builder import report
@@ -94,34 +97,39 @@ def test_needles_are_compared_by_mcnemar() -> None:
     assert found.against[0].mcnemar_p == 1.0
 
 
-def test_no_change_against_itself() -> None:
-    found = changes(report(), report())
-    assert found
-    assert regressions(report(), report()) == ()
-    assert "none of" in changes_text(found).splitlines()[0]
+def test_a_report_of_another_program_is_listed_in_no_group() -> None:
+    old = LegacyReport(
+        name="old.json",
+        version="v0.3.1",
+        model="m.gguf",
+        engine="llamacpp",
+        reference="ctk=f16,ctv=f16",
+        candidate="ctk=q8_0,ctv=turbo4",
+        composite=99.9,
+        band="EXCELLENT",
+    )
+    found = compare([("a", report())], [old])
+    assert [group.reports for group in found.groups] == [("a",)]
+    for text in (comparison_text(found), comparison_markdown(found), comparison_html(found)):
+        assert "listed and never" in text
+        assert "(99.9 EXCELLENT)" in text.replace("\n", " ")
+    alone = compare([], [old])
+    assert alone.groups == ()
+    assert "old.json" in comparison_text(alone)
 
 
-def test_a_worse_candidate_is_a_regression() -> None:
-    old = with_candidates(0)
-    new = replace(old, candidates=(replace(report().candidates[2], kv=old.candidates[0].kv),))
-    found = {change.what: change for change in changes(old, new)}
-    assert found["REFRACT[trajectory+kld+plad]"].verdict == "worse"
-    assert found["kld"].verdict == "worse"
-    assert found["rniah"].verdict == "lost"
-    assert "2 of 18 needles" in found["rniah"].note
-    assert {change.what for change in regressions(old, new)} >= {"trajectory", "kld", "rniah"}
-    back = {change.what: change.verdict for change in changes(new, old)}
-    assert back["kld"] == "better"
-    assert back["rniah"] == "gained"
-    for text in (changes_text(tuple(found.values())), changes_markdown(tuple(found.values()))):
-        assert "scores are worse" in text
+def test_the_page_holds_hostile_names_inert_and_asks_for_nothing() -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    one = report()
+    found = compare([(evil, replace(one, model=replace(one.model, name=evil))), ("b", other_method())])
+    page = comparison_html(found)
+    assert "<img" not in page
+    assert "&lt;img" in page
+    assert "default-src &#39;none&#39;" in page
+    assert not re.search(r"(?:src|href)=.?(?!#)", page)
+    assert comparison_html(found) == page
 
 
-def test_reports_that_measured_something_else_are_refused() -> None:
-    with pytest.raises(ReportError, match=r"not comparable, they differ in: n_predict, methodology"):
-        changes(report(), other_method())
-
-
-def test_reports_without_a_common_candidate_are_refused() -> None:
-    with pytest.raises(ReportError, match="no candidate in common"):
-        changes(with_candidates(0), with_candidates(1))
+def test_many_names_are_counted_rather_than_listed() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some([f"r{i}" for i in range(40)]) == "r0, r1, r2 and 37 more"

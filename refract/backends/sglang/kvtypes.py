@@ -15,7 +15,13 @@ from refract.kv import KVConfig
 from refract.work import EffectiveKV
 
 # What --kv-cache-dtype is told. f16 stands for the engine's uncompressed cache, which has the model's own type.
-FLAGS: Mapping[str, str] = {"f16": "auto", "f32": "auto", "bf16": "bf16", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+FLAGS: Mapping[str, str] = {
+    "f16": "auto",
+    "f32": "auto",
+    "bf16": "bf16",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+}
 _TYPES: Mapping[str, str] = {
     **{"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "bf16": "bf16"},
     **{"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"},
@@ -54,7 +60,8 @@ def check_supported(kv: KVConfig) -> None:
         raise KVUnsupportedError(f"{kv}: {reasons[0]}", hint="see: refract formats --backend sglang")
     if kv.k != kv.v:
         raise KVUnsupportedError(
-            f"{kv}: SGLang keeps keys and values in one type", hint=f"use ctk={kv.k},ctv={kv.k} or ctk={kv.v},ctv={kv.v}"
+            f"{kv}: SGLang keeps keys and values in one type",
+            hint=f"use ctk={kv.k},ctv={kv.k} or ctk={kv.v},ctv={kv.v}",
         )
 
 

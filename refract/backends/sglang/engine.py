@@ -1,0 +1,317 @@
+"""The SGLang engine: servers that run already, or that are started here, one KV type each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from refract.backends._fingerprint import fingerprint
+from refract.backends._http import Client
+from refract.backends._options import refuse_no_number, refuse_unknown
+from refract.backends._servers import Places, read_places, role_of, shown
+from refract.backends._source import ModelSource, find_model
+from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends.sglang.arguments import Installation, find_installation
+from refract.backends.sglang.asking import SGLangAsker
+from refract.backends.sglang.facts import READS_CACHE_IN_PREFILL, ServerFacts, ask_facts, difference
+from refract.backends.sglang.kvtypes import FLAGS, CacheShape, cache_shape, check_supported, effective_kv, serves
+from refract.backends.sglang.launch import defaults, environment, serving
+from refract.backends.sglang.model import check_same_model
+from refract.backends.sglang.running import Memory, Servers, other_type
+from refract.backends.sglang.session import SGLangSession
+from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
+from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError, UsageError
+from refract.kv import KVConfig
+
+_OPTIONS: Mapping[str, str] = {
+    "url": "",
+    "reference_url": "",
+    "candidate_url": "",
+    "reference_kv": "",
+    "candidate_kv": "",
+    "launch": "",
+    "python": "",  # the interpreter of SGLang's own environment; this one without it
+    "parallel": "1",
+    "top_k": "1000",  # tokens listed for a divergence
+    "timeout_s": "600",  # for one answer
+    "patience_s": "30",  # for a server that is not there, or busy
+    "ready_s": "900",  # for a server to load its model
+}
+_FREE = frozenset({"timeout_s", "patience_s", "ready_s", "launch"})  # options that change no answer
+_NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s", "ready_s")
+_MOST = 1 << 20
+_ON = ("1", "true", "yes", "on")
+_CONTROL_CHUNKS = ("64", "128")
+_STEPS = frozenset({Capability.SCORE_TOKENS, Capability.KL_DECODE, Capability.KEEP_BASE})
+_PASSES = frozenset({Capability.KL_PREFILL, Capability.KL_DEEP})
+
+
+class SGLangEngine:
+    """Asks SGLang servers through /generate, by token ids."""
+
+    name = "sglang"
+    control_by_default = False
+
+    def __init__(self, options: Mapping[str, str] | None = None, cache_dir: Path | None = None) -> None:
+        """Raises: UsageError for an option it cannot take, for no server, and for one server as both sides."""
+        self._options = dict(_OPTIONS) | dict(options or {})
+        self._cache_dir = cache_dir
+        self._models: dict[str, ModelSource] = {}
+        self._reference: ServerFacts | None = None  # whatever candidates are compared with
+        places = read_places(self._options)
+        _check_options(self._options, places)
+        self._servers = None if places is None else _servers(places, self._options)
+
+    @cached_property
+    def installation(self) -> Installation:
+        """The SGLang that starts servers here. Raises: SetupError, MissingPackageError."""
+        return find_installation(self._options["python"] or sys.executable, self._cache_dir)
+
+    def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
+        """Generation always; prompts in one pass where the attention reads them back from the cache, else in steps."""
+        passes, steps = self._reading(kv)
+        found = {Capability.GENERATE, Capability.TOP_K}
+        return frozenset(found | (_STEPS if steps else set()) | (_PASSES if passes else set()))
+
+    def check(self, model: str) -> list[Check]:
+        """The servers, or what starts them, and the model's files."""
+        source = self._source(model)
+        checks = [Check(name="model", status="ok", message=f"{source.name}: {source.architecture}, {source.weights}")]
+        if self._servers is None:
+            found = self.installation
+            return [*checks, Check(name="sglang", status="ok", message=f"{found.version} on {found.device}")]
+        for url in self._servers.places.every:
+            facts = self._servers.glance(url)
+            if facts is None:
+                fix = "start it, or check the address"
+                checks.append(Check(name=shown(url), status="fail", message="no SGLang server answers", fix=fix))
+            else:
+                message = f"SGLang {facts.version} on {facts.device}, {facts.attention}, KV {facts.kv_type}"
+                checks.append(Check(name=shown(url), status="ok", message=message))
+        return checks
+
+    def check_kv(self, model: str, kv: KVConfig) -> None:
+        """Raises: KVUnsupportedError, UsageError for arguments SGLang lacks or one server as both sides, SetupError."""
+        self._source(model)
+        check_supported(kv)
+        if self._servers is not None:
+            role_of(kv, self._options)
+            self._servers.refuse_one()
+        else:
+            found = self.installation
+            found.flags(_arguments(self._options))
+            _check_type(kv, found)
+
+    def tokenizer(self, model: str) -> HFTokenizer:
+        """The tokenizer of --model; no weights are read."""
+        return load_tokenizer(self._source(model).path, self._cache_dir)
+
+    def context_length(self, model: str) -> int:
+        """The longest sequence that the model was trained for and the servers take."""
+        own = self._source(model).context_length
+        if self._servers is None:
+            limits = [_arguments(self._options).get("context_length", str(own))]
+        else:
+            answers = [self._servers.glance(url) for url in self._servers.places.every]
+            limits = [facts.arguments.get("context_length", str(own)) for facts in answers if facts]
+        return min([own, *map(int, limits)])
+
+    def identify(self, spec: LoadSpec) -> Identity:
+        """The version, the model's files, and every argument that can change an answer."""
+        options = self._effective(spec)
+        kept = {name: value for name, value in options.items() if name not in PLACES | _FREE}
+        if self._servers is None:
+            found = self.installation
+            version, more = found.version, {"device": found.device, "threads": os.environ.get("OMP_NUM_THREADS", "")}
+        else:
+            facts = self._known(spec.model, spec.kv)
+            version, more = (facts.version, facts.arguments) if facts else ("not seen yet", {})
+        return Identity(
+            engine=self.name,
+            build=f"sglang {version}",
+            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            kv=str(spec.kv),
+            max_tokens=0,
+            options={**kept, **{f"server.{name}": value for name, value in more.items()}},
+        )
+
+    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
+        """Prompts read in other chunks, where servers are started here; a running server's kernels are its own."""
+        if self._servers is not None:
+            return None
+        own = (self._options | dict(options)).get("chunked_prefill_size")
+        usual, other = _CONTROL_CHUNKS
+        return {"chunked_prefill_size": other if own == usual else usual}
+
+    def describe(self, model: str) -> Mapping[str, str | int]:
+        """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
+        source = self._source(model)
+        if self._servers is None:
+            device = self.installation.device
+        else:
+            facts = self._servers.any_facts("reference")
+            device = facts.device if facts else "the server's"
+        return {
+            "name": source.name,
+            "architecture": source.architecture,
+            "layers": source.layers,
+            "head_dim": source.head_dim,
+            "weights": source.weights,
+            "device": device,
+        }
+
+    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
+        """A session under `spec.kv`.
+
+        Raises: IncompleteError where another server is to be started, ConfigMismatchError, ModelError, EngineError.
+        """
+        return self._session(spec, blobs)
+
+    @contextmanager
+    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
+        self.check_kv(spec.model, spec.kv)
+        source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
+        shape, lanes = cache_shape(source.path), int(options["parallel"])
+        with self._client(spec, source, options) as client:
+            facts = ask_facts(client)
+            self._accept(spec, facts, shape, client.url)
+            unsure = check_same_model(client, facts, source, tokenizer, self._cache_dir)
+            effective = effective_kv(spec.kv, facts, shape)
+            yield SGLangSession(
+                asker=SGLangAsker(client=client, eos_ids=tokenizer.eos_ids),
+                blobs=blobs,
+                effective_kv=replace(effective, notes=(*effective.notes, *unsure, *_notes(facts, lanes))),
+                vocab_size=tokenizer.vocab_size,
+                max_tokens=spec.max_tokens,
+                count=int(options["top_k"]),
+                lanes=lanes,
+            )
+
+    @contextmanager
+    def _client(self, spec: LoadSpec, source: ModelSource, options: Mapping[str, str]) -> Iterator[Client]:
+        """A client of the server for `spec`, which runs already or is started here."""
+        if self._servers is not None:
+            yield self._servers.client(role_of(spec.kv, self._options), spec.kv)
+            return
+        found, asked = self.installation, _arguments(options)
+        taken = found.names(asked)
+        ours = defaults(found, spec.max_tokens, int(options["parallel"]))
+        words = found.flags({name: value for name, value in ours.items() if name not in taken} | asked)
+        log = None if self._cache_dir is None else self._cache_dir / "logs" / f"sglang-{FLAGS[spec.kv.k.name]}.log"
+        with serving(
+            found,
+            source.path,
+            ["--kv-cache-dtype", FLAGS[spec.kv.k.name], *words],
+            env=environment(asked.get("device", found.device)),
+            timeout_s=float(options["timeout_s"]),
+            ready_s=float(options["ready_s"]),
+            log=log,
+        ) as client:
+            yield client
+
+    def _accept(self, spec: LoadSpec, facts: ServerFacts, shape: CacheShape, url: str) -> None:
+        """Refuses a server that is not the one asked for, and remembers one that is."""
+        if not serves(spec.kv, facts, shape):
+            shared = self._servers is not None and self._servers.places.shared
+            raise other_type(spec.kv, facts, shape, url=url, shared=shared, options=self._options)
+        limit = int(facts.arguments.get("context_length", spec.max_tokens))
+        if limit < spec.max_tokens:
+            raise ConfigMismatchError(
+                f"the server takes sequences of {limit} tokens, this run needs {spec.max_tokens}",
+                hint="start it with a longer --context-length",
+            )
+        if role_of(spec.kv, self._options) == "reference":
+            self._reference = facts
+        elif self._reference is not None and (found := difference(self._reference, facts)):
+            raise ConfigMismatchError(
+                f"the servers of the reference and of {spec.kv} differ in more than their KV type: {found}",
+                hint="start both with the same arguments but --kv-cache-dtype",
+            )
+        if self._servers is not None:
+            self._memory(spec.model, spec.kv).keep(facts)
+            Memory(self._cache_dir, url).keep(facts)
+
+    def _known(self, model: str, kv: KVConfig) -> ServerFacts | None:
+        """What the running server of this configuration says, or said when it last ran."""
+        assert self._servers is not None
+        role, shape = role_of(kv, self._options), cache_shape(self._source(model).path)
+        facts = self._servers.glance(self._servers.places.of(role))
+        if facts is None or not serves(kv, facts, shape):
+            facts = self._memory(model, kv).facts()
+        if role == "reference":
+            self._reference = facts
+        return facts
+
+    def _memory(self, model: str, kv: KVConfig) -> Memory:
+        return Memory(self._cache_dir, f"{fingerprint(self._source(model).files, self._cache_dir)} {kv}")
+
+    def _reading(self, kv: KVConfig) -> tuple[bool, bool]:
+        """Whether prompts can be scored in one pass, which has to read the cache back, and in steps."""
+        if self._servers is None:
+            own = defaults(self.installation, 0, 1) | _arguments(self._options)
+            passes = own.get("attention_backend") in READS_CACHE_IN_PREFILL
+            return passes, own.get("disable_radix_cache", "").lower() not in _ON
+        url = self._servers.places.of(role_of(kv, self._options))
+        facts = self._servers.any_facts(role_of(kv, self._options)) or Memory(self._cache_dir, url).facts()
+        return (facts.prefill_reads_cache, facts.steps) if facts else (False, True)
+
+    def _effective(self, spec: LoadSpec) -> dict[str, str]:
+        """Every option with its value: the spec's own over those the engine was made with."""
+        options = self._options | dict(spec.options)
+        _check_options(options, self._servers.places if self._servers else None)
+        return options
+
+    def _source(self, model: str) -> ModelSource:
+        if model not in self._models:
+            source = find_model(model)
+            if source.is_gguf:
+                raise ModelError(f"SGLang runs model folders, {source.name} is a GGUF file", hint="give the folder")
+            self._models[model] = source
+        return self._models[model]
+
+
+def _servers(places: Places, options: Mapping[str, str]) -> Servers:
+    return Servers(places=places, timeout_s=float(options["timeout_s"]), patience_s=float(options["patience_s"]))
+
+
+def _arguments(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that are SGLang's own arguments."""
+    return {name: value for name, value in options.items() if name not in _OPTIONS}
+
+
+def _check_type(kv: KVConfig, installation: Installation) -> None:
+    """Raises: KVUnsupportedError for a type that this version or device does not have."""
+    flag = FLAGS[kv.k.name]
+    choices = installation.arguments.get("kv_cache_dtype", {}).get("choices")
+    if choices and flag not in choices:
+        raise KVUnsupportedError(f"{kv}: SGLang {installation.version} has no KV type {flag}", hint="use a newer one")
+
+
+def _notes(facts: ServerFacts, lanes: int) -> list[str]:
+    notes = [f"SGLang's {facts.attention} attention on {facts.device}, {facts.dtype}"]
+    if lanes > 1:
+        notes.append(f"{lanes} requests are in flight at once: answers depend on their neighbours")
+    if speculative := facts.arguments.get("speculative_algorithm"):
+        notes.append(f"the server decodes speculatively ({speculative})")
+    return notes
+
+
+def _check_options(options: Mapping[str, str], places: Places | None) -> None:
+    launch = options.get("launch", "").lower() in _ON
+    if places is not None and launch:
+        raise UsageError("--launch starts servers, and an address of one is given too", hint="leave one of them out")
+    if places is None and not launch:
+        raise UsageError(
+            "the sglang backend asks servers, and no address of one is given",
+            hint="give --url, or --reference-url and --candidate-url, or --launch to have them started here",
+        )
+    if places is not None:
+        refuse_unknown("sglang", options, list(_OPTIONS))  # a running server takes no arguments
+    for name in _NUMBERS:
+        if value := options.get(name, ""):
+            refuse_no_number(name, value, most=_MOST, default=_OPTIONS[name])
