@@ -122,8 +122,8 @@ def _fixed(name: str, bits: float, description: str, dense: bool = False) -> lis
 
 
 def _turbo_cost(size: int, options: Options, head_dim: int) -> float:
-    """One fp16 norm a vector, and with prod a second one of the residual."""
-    return size + 16 * (1 + int(options["prod"])) / head_dim
+    """One fp16 norm a vector, and with prod a second one of the residual, where a bit is left for codes."""
+    return size + 16 * (1 + int(options["prod"] == "1" and size > 1)) / head_dim
 
 
 def _polar_cost(_: int, options: Options, __: int) -> float:
@@ -165,7 +165,7 @@ _FP8 = (choice("scale", "none", "head", backends=("mlx",)),)
 _TURBO = (
     choice("codebook", "normal", "sphere", "legacy4", backends=("mlx",)),
     choice("scale", "matched", "none", "eden", "ls", backends=("mlx",)),
-    choice("prod", "0", "1", sides=("k",)),  # 5.7 times the error of plain codes on V
+    choice("prod", "0", "1", sides=("k",), backends=("mlx",)),  # 5.7 times the error of plain codes on V
 )
 _LEVELS = Domain((), "[1-8](-[1-8]){0,7}", "the bits of each level, as in 4-2-2-2")
 _POLAR = (
@@ -222,7 +222,7 @@ _BLOCK = (
     *(count("size", 64, 1), share("ratio", "0.5"), count("sink", 1), count("recent", 2)),
     choice("score", "mean", "jl"),
 )
-_QJL = (Option(name="m", domain=whole(1, "d"), default="d"),)
+_QJL = (Option(name="m", domain=whole(1, "d"), default="d", backends=("mlx",)),)
 _TO = choice("to", "turbo2", *(name for name, spec in FORMATS.items() if not spec.dense and name != "turbo2"))
 _EVICT = (
     _NONE,
@@ -259,6 +259,7 @@ _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "rot": {"backends": ("mlx", "llamacpp"), "planned": ()},  # llama.cpp: none turns its own rotation off
         "seed": {"backends": ("mlx",), "planned": ()},
         "layers": {"backends": ("mlx",), "planned": ()},
+        "qjl": {"backends": ("mlx",), "planned": ()},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

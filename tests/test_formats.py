@@ -155,7 +155,7 @@ def test_boundary_is_supported_on_mlx() -> None:
         (
             "ctk=turbo4:scale=eden:prod=1,ctv=turbo4",
             "mlx",
-            ["turbo4:prod=1 is planned for mlx and not implemented yet"],
+            [],
         ),
         (
             "ctk=minmax2:axis=channel:g=64,ctv=minmax2:g=64",

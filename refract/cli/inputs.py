@@ -20,8 +20,9 @@ from refract.data.corpus import load_corpus
 from refract.data.models import DEFAULT_MODEL, FETCHABLE, model_path
 from refract.data.prompts import load_prompts
 from refract.data.promptset import PromptSet, content_sha256
-from refract.errors import SetupError, UsageError
+from refract.errors import ModelError, SetupError, UsageError
 from refract.kv import KVConfig, parse_kv
+from refract.report import plain
 from refract.run.cache import cache_folder
 from refract.run.spec import RunSpec
 
@@ -63,8 +64,9 @@ def model_place(name: str, cache: Path) -> str:
     """What to load: the file of a fetched model for its short name, any other name as it is.
 
     Raises:
-        SetupError: a model that has to be fetched first.
+        SetupError: a model that has to be fetched first, or a name that no file system takes.
     """
+    _refuse_impossible_path(name)
     if name not in FETCHABLE or Path(name).exists():
         return name
     path = model_path(cache, name)
@@ -88,6 +90,14 @@ def corpus_place(corpus: Path | None, cache_dir: Path | None) -> Path | None:
         hint = f"refract fetch --corpus {name}, or the same command with --fetch"
         raise SetupError(f"the corpus {name} is not here yet", hint=hint)
     return path
+
+
+def _refuse_impossible_path(name: str) -> None:
+    try:
+        Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(f"--model {plain.line(name, 80)}: {reason}", hint="check the path") from None
 
 
 def kv_config(option: str, text: str) -> KVConfig:

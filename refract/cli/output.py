@@ -80,13 +80,14 @@ def _check_output(option: str, path: Path, target: Path) -> None:
 
     if len(os.fsencode(target.name)) > _LONGEST_NAME:
         raise UsageError(f"{option}: a file name of {len(target.name)} characters is too long", hint="choose another")
-    if target.is_symlink():  # what realpath leaves of one that leads to itself
-        raise UsageError(f"{option} {path} is a symbolic link that leads round in circles", hint="choose another file")
-    if target.is_dir():
-        raise UsageError(f"{option} {path} is a folder, expected a file", hint=f"write {option} {path / 'report'}…")
-    if target.exists() and not target.is_file():
-        return  # a device or a pipe
     try:
+        if target.is_symlink():  # what realpath leaves of one that leads to itself
+            message = f"{option} {path} is a symbolic link that leads round in circles"
+            raise UsageError(message, hint="choose another file")
+        if target.is_dir():
+            raise UsageError(f"{option} {path} is a folder, expected a file", hint=f"write {option} {path / 'report'}…")
+        if target.exists() and not target.is_file():
+            return  # a device or a pipe
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=target.parent):
             pass

@@ -48,6 +48,8 @@ MODELS = {
     "absent.gguf": ("there is no model at 'absent.gguf'", PATH),
     "org/name.gguf": ("there is no model at 'org/name.gguf'", PATH),
     "/dev/null": ("there is no model at '/dev/null'", PATH),
+    "m" * 1000: ("--model mmm", "check the path"),
+    "~nobody-of-this-name/m.gguf": ("--model ~nobody-of-this-name/m.gguf: Could not determine home", "check the path"),
     "gemma3": ("the model gemma3 is not here yet", "refract fetch --model gemma3"),
 }
 
@@ -63,7 +65,7 @@ def real(bad: Bad, monkeypatch: pytest.MonkeyPatch) -> Bad:
     return bad
 
 
-@pytest.mark.parametrize(("name", "expected"), MODELS.items(), ids=MODELS)
+@pytest.mark.parametrize(("name", "expected"), MODELS.items(), ids=[name[:30] for name in MODELS])
 def test_refused(real: Bad, name: str, expected: tuple[str, str]) -> None:
     small = ("--prompts", "prompts.jsonl", "--corpus", "corpus.txt", "--candidate", "ctk=q8_0,ctv=q4_0")
     real.refuses("score", *small, "--model", name, code=3, line=expected[0], hint=expected[1])

@@ -1,27 +1,26 @@
-"""`rescore`, `render`, `repeatability` and `selftest`."""
+"""`rescore`, `render` and `repeatability`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from refract.cli import checking, repeating
+from refract.cli import repeating
 from refract.cli.repeating import Spread
-from refract.errors import MissingPackageError
 from refract.results import Estimate
-from refract.testing import Behaviour, FakeEngine, Fault
-from refract.work import Answer, CompareBase, Divergence, Failure, Generate, Request
+from refract.testing import FakeEngine
+from refract.work import Answer, CompareBase, Divergence, Failure, Request
 from tests.cli.conftest import CANDIDATE, Shell
 
 
 @pytest.fixture(autouse=True)
 def one_engine(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
-    for module in (repeating, checking):
-        monkeypatch.setattr(module, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(repeating, "load_engine", lambda *_: engine)
 
 
 def test_rescore_gives_the_same_scores_and_loads_nothing(refract: Shell) -> None:
@@ -54,6 +53,24 @@ def test_render_writes_files_and_the_text_only_on_request(refract: Shell) -> Non
     assert CANDIDATE in refract("render", "r.json", "--html-out", "r.html", "--text").out
 
 
+def test_render_writes_every_form(refract: Shell) -> None:
+    refract.score("--json-out", "r.json")
+    forms = {"--html-out": "r.html", "--markdown-out": "r.md", "--model-card-out": "c.md", "--junit": "j.xml"}
+    forms["--badge"] = "b.svg"
+    ran = refract("render", "r.json", *(word for pair in forms.items() for word in pair))
+    assert (ran.code, ran.out) == (0, "")
+    assert all(CANDIDATE in Path(file).read_text().replace("\\_", "_") for file in forms.values())
+    assert refract("render", "r.json", "--junit", "same", "--badge", "same").code == 2
+
+
+def test_score_gives_junit_the_thresholds_that_were_missed(refract: Shell) -> None:
+    ran = refract.score("--fail-under", "100", "--junit", "j.xml", "--progress", "none")
+    assert ran.code == 10
+    missed = ElementTree.fromstring(Path("j.xml").read_text()).find(".//failure")
+    assert missed is not None
+    assert missed.get("message", "").endswith("is below --fail-under 100")
+
+
 @pytest.mark.parametrize("damage", [lambda text: text[:400], lambda text: text.replace("refract.report/1", "other/9")])
 def test_render_refuses_a_damaged_report(refract: Shell, damage: Callable[[str], str]) -> None:
     refract.score("--json-out", "r.json")
@@ -62,33 +79,6 @@ def test_render_refuses_a_damaged_report(refract: Shell, damage: Callable[[str],
     assert ran.code == 2
     assert ran.err.startswith("refract: r.json")
     assert ran.out == ""
-
-
-def test_compare_ranks_the_candidates_of_comparable_reports(refract: Shell) -> None:
-    refract.score("--json-out", "a.json")
-    small = [word for word in refract.small if word not in ("--candidate", CANDIDATE)]
-    refract("score", *small, "--candidate", "ctk=turbo2,ctv=turbo2", "--json-out", "b.json")
-    refract("score", *small, "--n-predict", "9", "--candidate", CANDIDATE, "--json-out", "c.json")
-    both = refract("compare", "a.json", "b.json", "--markdown-out", "c.md")
-    assert both.code == 0
-    assert both.out.index("a.json") < both.out.index("b.json")
-    assert Path("c.md").read_text()
-    assert refract("compare", "a.json").code == 0
-    mixed = refract("compare", "a.json", "c.json").out
-    assert "n_predict" in mixed
-    assert "must not be ranked" in mixed
-
-
-def test_compare_with_a_baseline_fails_on_a_worse_score_only(refract: Shell, engine: FakeEngine) -> None:
-    refract.score("--json-out", "old.json")
-    assert refract("compare", "old.json", "--baseline", "old.json").code == 0
-    engine.candidate_behaviour = Behaviour.CONSTANT_JUNK
-    refract.score("--no-cache", "--json-out", "new.json")
-    worse = refract("compare", "new.json", "--baseline", "old.json")
-    assert worse.code == 10
-    assert "worse" in worse.out
-    assert refract("compare", "old.json", "--baseline", "new.json").code == 0
-    assert refract("compare", "old.json", "new.json", "--baseline", "old.json").code == 2
 
 
 def test_colours_are_for_terminals_only(refract: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,55 +139,3 @@ def test_repeatability_takes_one_candidate_and_two_runs(refract: Shell) -> None:
     ran = refract("repeatability", *refract.small, "--candidate", "ctk=q8_0,ctv=q8_0")
     assert (ran.code, ran.err.splitlines()[0]) == (2, "refract: repeatability takes one candidate")
     assert refract("repeatability", "-n", "1", *refract.small).code == 2
-
-
-def test_selftest_without_a_model_says_what_is_there(refract: Shell) -> None:
-    ran = refract("selftest")
-    lines = ran.out.splitlines()
-    assert ran.code == 0
-    assert any(line.startswith("ok    refract") for line in lines)
-    assert any(line.startswith("ok    answer store") for line in lines)
-    assert lines[-2:] == [
-        "warn  model           the default model is not here yet",
-        "      fix: refract fetch --model smollm2",
-    ]
-    assert refract.engine.loads == []
-
-
-def test_selftest_with_a_model_generates_under_both_configurations(refract: Shell) -> None:
-    ran = refract("selftest", "--model", "fake", "--candidate", CANDIDATE)
-    assert ran.code == 0
-    assert refract.engine.loads == ["ctk=f16,ctv=f16", CANDIDATE]
-    assert [request.max_new_tokens for request in refract.engine.answered if isinstance(request, Generate)] == [16, 16]
-    assert "4 of 4 layers compressed" in ran.out.splitlines()[-1]
-
-
-@pytest.mark.parametrize("broken", [Fault(after=0, how="engine"), Behaviour.WRONG_SERVER, Behaviour.EMPTY])
-def test_selftest_fails_where_generation_does(refract: Shell, engine: FakeEngine, broken: Fault | Behaviour) -> None:
-    if isinstance(broken, Fault):
-        engine.fault = broken
-    else:
-        engine.candidate_behaviour = broken
-    ran = refract("selftest", "--model", "fake")
-    failed = [line for line in ran.out.splitlines() if line.startswith("fail")]
-    assert (ran.code, len(failed)) == (3, 1)
-
-
-def test_selftest_names_what_is_missing_and_how_to_get_it(refract: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> FakeEngine:
-        raise MissingPackageError("the backend mlx needs the package mlx", hint="pip install 'refract-kv[mlx]'")
-
-    monkeypatch.setattr(checking, "load_engine", missing)
-    ran = refract("selftest")
-    assert ran.code == 3
-    assert ran.out.endswith(
-        "fail  mlx             the backend mlx needs the package mlx\n      fix: pip install 'refract-kv[mlx]'\n"
-    )
-
-
-def test_selftest_reports_a_damaged_store(refract: Shell) -> None:
-    refract.score()
-    next(refract.folder.rglob("*.sqlite")).write_bytes(b"not a database " * 500)
-    ran = refract("selftest")
-    assert ran.code == 3
-    assert any(line.startswith("fail  answer store") for line in ran.out.splitlines())

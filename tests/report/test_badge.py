@@ -21,7 +21,7 @@ def words(svg: str) -> list[str]:
 def test_it_says_whose_score_it_is() -> None:
     whole = report()
     one = replace(whole, candidates=whole.candidates[:1])
-    assert words(to_badge(one)) == ["REFRACT ctk=q8_0,ctv=turbo3", "92.0 EXCELLENT"]
+    assert words(to_badge(one)) == ["REFRACT ctk=q8_0,ctv=turbo3", "91.1 EXCELLENT"]
     assert f'fill="{COLOURS["EXCELLENT"]}"' in to_badge(one)
     assert to_badge(one) == to_badge(one)
 

@@ -100,6 +100,13 @@ class SequenceCache:
         self.offset -= n
         return n
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Removes every token but those at `places`, which are ascending."""
+        index = mx.array(places)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]
+        self.offset = len(places)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays, which hold dequantised values."""
@@ -149,6 +156,15 @@ class RowCache:
             like = mx.zeros((count, new.shape[1], 0, new.shape[3]), dtype=new.dtype) if store is None else store
             store = _grown(store, like, new.shape[2])
             store[row] = mx.pad(new[0], [(0, 0), (0, store.shape[2] - new.shape[2]), (0, 0)])
+            setattr(self, name, store)
+
+    def keep(self, row: int, places: Sequence[int]) -> None:
+        """Moves what is at `places` of a row, which are ascending, to its beginning; the row's length is the caller's."""
+        index = mx.array(places)
+        for name in ("keys", "values"):
+            store = getattr(self, name)
+            kept = store[row][:, index]
+            store[row] = mx.pad(kept, [(0, 0), (0, store.shape[2] - len(places)), (0, 0)])
             setattr(self, name, store)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

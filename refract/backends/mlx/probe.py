@@ -9,6 +9,7 @@ import mlx.core as mx
 from refract.backends.mlx.cache import LayerSpec, SequenceCache
 from refract.backends.mlx.codecs.base import Codec
 from refract.backends.mlx.codecs.rotations import Rotated, kind_of
+from refract.backends.mlx.codecs.sketch import Sketched
 from refract.backends.mlx.codecs.turbo import Turbo
 from refract.backends.mlx.model import SplitModel
 from refract.errors import ConfigMismatchError, ModelError
@@ -117,10 +118,15 @@ def _rotation_notes(caches: Sequence[RecordingCache], own: tuple[int, int]) -> I
     for side, codec, (given, _) in (("K", k.spec.k, k.given[0]), ("V", v.spec.v, v.given[0][::-1])):
         if (acting := rotation_of(codec, given.shape[-1])) is not None:
             yield f"{side} is rotated by {acting[0]}, seed {acting[1]}"
+        if isinstance(codec, Sketched):
+            sketch, of = codec.sketch, "what its codes leave" if codec.codec else "itself"
+            yield f"{side} is stored with {sketch.count} signs ({sketch.kind}, seed {sketch.seed}) of {of}"
 
 
 def rotation_of(codec: Codec, dim: int) -> tuple[str, int] | None:
     """(The kind of rotation that acts before the codec at head dimension `dim`, its seed), None without one."""
+    if isinstance(codec, Sketched):
+        return None if codec.codec is None else rotation_of(codec.codec, dim)
     if isinstance(codec, Turbo | Rotated) and codec.rotation != "none":
         return kind_of(codec.rotation, dim), codec.seed
     return None

@@ -9,27 +9,29 @@ from refract.backends._http import Client
 from refract.backends.openai.offers import Offer
 from refract.errors import EngineError, IncompleteError
 
-_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_OWN = re.compile(r"^(?:process_start_time_seconds|\S+_info)(?:\{.*\})? \S+$", re.MULTILINE)
 _ROUNDS = 2
 
 
 def same_server(one: Client, other: Client, offer: Offer) -> bool:
     """Whether both addresses are known to reach one process; False where neither says anything of itself.
 
-    vLLM and SGLang say when their process started, to the hundredth of a second; llama-server counts its tasks.
+    vLLM and SGLang say when their process started, to the hundredth of a second, and how it is set up; llama-server
+    counts its tasks.
     """
-    started = [_started(client) for client in (one, other)]
-    if None not in started:
-        return started[0] == started[1]
+    own = [_own(client) for client in (one, other)]
+    if all(own):
+        return own[0] == own[1]
     return _counts_together(one, other, offer)
 
 
-def _started(client: Client) -> str | None:
+def _own(client: Client) -> tuple[str, ...]:
+    """What its metrics say of the process itself; empty where they say nothing of when it started."""
     try:
-        found = _STARTED.search(client.text("/metrics"))
+        found = sorted(_OWN.findall(client.text("/metrics")))
     except (EngineError, IncompleteError):
-        return None
-    return found[1] if found else None
+        return ()
+    return tuple(found) if any(line.startswith("process_start") for line in found) else ()
 
 
 def _counts_together(one: Client, other: Client, offer: Offer) -> bool:

@@ -15,14 +15,14 @@ from refract.backends._completions import (
     to_listing,
     token_ids,
 )
-from refract.backends._http import Client, RefusedError
+from refract.backends._http import Client
 from refract.backends._listed import Listing
-from refract.backends.vllm.http_forcing import Stretch, first_stretch, pieces
 from refract.engine import Tokenizer
 from refract.errors import EngineError
 from refract.work import TokenIds
 
 _PATH = "/v1/completions"
+_BIAS = 100.0  # vLLM clips logit_bias there
 _NEUTRAL = {
     "temperature": 0,
     "top_p": 1.0,
@@ -40,8 +40,9 @@ _NEUTRAL = {
 class VLLMAsker:
     """How a running vLLM is asked for `model`; fulfils `refract.backends._asking.Asker`.
 
-    The log-probabilities that vLLM lists are the model's own, before any bias or grammar (logprobs_mode raw_logprobs).
-    Every request has a salt of its own, so that none reads what another left in the prefix cache.
+    The log-probabilities that vLLM lists are the model's own, before bias and permitted tokens (its logprobs_mode
+    raw_logprobs; a grammar would come before them). Every text has a salt of its own, so that none reads what another
+    left in the prefix cache.
     """
 
     client: Client
@@ -53,7 +54,8 @@ class VLLMAsker:
 
         Raises: RefusedError, IncompleteError, EngineError.
         """
-        choice = self._ask(prompt, most, count, stop_token_ids=sorted(self.tokenizer.eos_ids))
+        stops = sorted(self.tokenizer.eos_ids)
+        choice = self._ask(prompt, most, count, cache_salt=secrets.token_hex(24), stop_token_ids=stops)
         tokens, entries = self._read(choice, count)
         ended = bool(tokens) and tokens[-1] in self.tokenizer.eos_ids
         if not ended and len(tokens) != most:
@@ -68,56 +70,49 @@ class VLLMAsker:
     def force(self, prompt: TokenIds, tokens: TokenIds, count: int) -> Listing:
         """What is listed at each of `tokens` when they are decoded after `prompt`, one by one.
 
-        A grammar makes the server write their text and a bias write it in these tokens, a few hundred to a request.
-        What cannot be written so (the end of a sequence, a part of a character) is a request of its own.
+        The first is listed after the prompt, as in a free run. Each other is the second token of a request whose first
+        is forced too: its list comes from a decode step, which reads all of the compressed cache, where the pass over a
+        prompt may attend to keys that are not compressed yet. The requests of one text share what they have cached.
         """
-        entries: list[Entry] = []
-        texts = pieces(self.tokenizer, tokens)
-        while len(entries) < len(tokens):
-            done = len(entries)
-            sofar, left = (*prompt, *tokens[:done]), tokens[done:]
-            stretch = first_stretch(left, texts[done:], self.tokenizer.eos_ids)
-            found = [] if stretch is None or stretch.count == 1 else self._written(sofar, left, stretch, count)
-            entries += found or [self._single(sofar, left[0], count)]
+        salt = secrets.token_hex(24)
+        entries = [self._single(prompt, tokens[0], count, salt)]
+        for place in range(1, len(tokens)):
+            entries.append(self._second((*prompt, *tokens[: place - 1]), tokens[place - 1], tokens[place], count, salt))
         return to_listing(entries, tokens, count, self.client.name)
 
     def read(self, tokens: TokenIds, start: int, count: int) -> Listing:
         """What is listed at `tokens[start:]` when they are prefilled as a prompt."""
-        choice = self._ask(tokens, 1, 0, prompt_logprobs=count)
+        choice = self._ask(tokens, 1, 0, cache_salt=secrets.token_hex(24), prompt_logprobs=count)
         entries = read_prompt_entries(choice, tokens, self.client.name)
         return to_listing(entries[start - 1 :], tokens[start:], count, self.client.name)
 
-    def _written(self, prompt: TokenIds, tokens: TokenIds, stretch: Stretch, count: int) -> list[Entry]:
-        """What is listed while the server writes the stretch, as far as it does so in the right tokens."""
-        try:
-            choice = self._ask(
-                prompt,
-                stretch.count,
-                count,
-                structured_outputs={"choice": [stretch.text]},
-                logit_bias={str(token): bias for token, bias in stretch.bias.items()},
-            )
-        except RefusedError:  # no grammar here, or one that this text is too much for
-            return []
-        written, entries = self._read(choice, count)
-        same = next((i for i, (a, b) in enumerate(zip(written, tokens, strict=False)) if a != b), len(written))
-        if same < len(written):  # listed before another token was chosen, so it is the right position's list
-            top = dict(entries[same].top)
-            if tokens[same] in top:
-                wanted = tokens[same]
-                return [*entries[:same], Entry(token=wanted, logprob=top[wanted], top=entries[same].top)]
-        return entries[:same]
-
-    def _single(self, prompt: TokenIds, token: int, count: int) -> Entry:
+    def _single(self, prompt: TokenIds, token: int, count: int, salt: str) -> Entry:
         """What is listed after `prompt` when only `token` is allowed there."""
-        choice = self._ask(prompt, 1, count, allowed_token_ids=[token])
+        choice = self._ask(prompt, 1, count, cache_salt=salt, allowed_token_ids=[token])
+        return self._forced(choice, (token,), count)
+
+    def _second(self, prompt: TokenIds, first: int, second: int, count: int, salt: str) -> Entry:
+        """What is listed where `second` stands, when `prompt` is followed by `first`.
+
+        The bias of `second` is the larger, but it ends the sequence, and that may not be its first token (min_tokens).
+        """
+        forcing: dict[str, Any] = {"logit_bias": {str(first): _BIAS / 2, str(second): _BIAS}, "ignore_eos": True}
+        if first != second:
+            forcing |= {"stop_token_ids": [second], "min_tokens": 1}
+        choice = self._ask(prompt, 2, count, cache_salt=salt, allowed_token_ids=[*{first, second}], **forcing)
+        return self._forced(choice, (first, second), count)
+
+    def _forced(self, choice: dict[str, Any], wanted: TokenIds, count: int) -> Entry:
         tokens, entries = self._read(choice, count)
-        if tokens != (token,):
-            raise EngineError(f"{self.client.name} gave the tokens {tokens} where only {token} was allowed")
-        return entries[0]
+        if tokens != wanted:
+            raise EngineError(
+                f"{self.client.name} gave the tokens {tokens} where {wanted} were forced",
+                hint="use vLLM 0.11 or later, without speculative decoding",
+            )
+        return entries[-1]
 
     def _ask(self, prompt: TokenIds, most: int, count: int, **more: Any) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": list(prompt), "max_tokens": most, "cache_salt": secrets.token_hex(24)}
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": most}
         lists = {"logprobs": count} if count else {}
         return only_choice(self.client.post(_PATH, _NEUTRAL | body | lists | more), self.client.name)
 

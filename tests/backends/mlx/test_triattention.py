@@ -13,7 +13,7 @@ from refract.backends.mlx.triattention import OFFSETS, QueryMeans, head_scores, 
 def rope(vectors: Floats, position: int, *, turned: int, interleaved: bool = False, scale: float = 1.0) -> Floats:
     """Rotary embedding of the first `turned` dimensions at one position, in either order of pairs."""
     half = turned // 2
-    angles = position * 100.0 ** (-np.arange(half) / half)
+    angles = position * 10_000.0 ** (-np.arange(half) / half)
     first, second = (slice(0, turned, 2), slice(1, turned, 2)) if interleaved else (slice(half), slice(half, turned))
     found = vectors.copy()
     found[..., first] = scale * (np.cos(angles) * vectors[..., first] - np.sin(angles) * vectors[..., second])
@@ -28,7 +28,7 @@ ROPES = [(16, False, 1.0), (16, True, 1.0), (8, False, 1.0), (16, False, 1.25)]
 def test_the_rotation_is_read_off_whatever_its_layout(turned: int, interleaved: bool, scale: float) -> None:
     rotary = read_rotary(lambda x, p: rope(x, p, turned=turned, interleaved=interleaved, scale=scale), 16)
     half = turned // 2
-    assert np.allclose(rotary.omega[:half], 100.0 ** (-np.arange(half) / half))
+    assert np.allclose(rotary.omega[:half], 10_000.0 ** (-np.arange(half) / half))
     assert np.allclose(rotary.omega[half:], 0.0)
     assert np.allclose(rotary.scale[:half], scale)
     vectors = np.random.default_rng(0).standard_normal((5, 16))

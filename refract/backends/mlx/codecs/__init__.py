@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 from refract.backends.mlx.codecs.affine import Affine
 from refract.backends.mlx.codecs.base import Codec
@@ -15,6 +16,7 @@ from refract.backends.mlx.codecs.minmax import MinMax
 from refract.backends.mlx.codecs.polar import Polar
 from refract.backends.mlx.codecs.rfsn import RFSN
 from refract.backends.mlx.codecs.rotations import Rotated, rotation
+from refract.backends.mlx.codecs.sketch import Kind, Sketch, Sketched, projection
 from refract.backends.mlx.codecs.turbo import Turbo
 from refract.errors import KVUnsupportedError
 from refract.kv import Format, KVConfig
@@ -66,7 +68,8 @@ def _rfsn(format_: Format, dim: int) -> Codec:
 
 
 def _turbo(format_: Format, dim: int) -> Codec:
-    codec = Turbo(bits=format_.spec.size, dim=dim, codebook=format_.option("codebook"), scale=format_.option("scale"))
+    bits = format_.spec.size - int(format_.option("prod"))  # the sketch takes one
+    codec = Turbo(bits=bits, dim=dim, codebook=format_.option("codebook"), scale=format_.option("scale"))
     _ = codec.levels  # refuses a head dimension without a codebook
     return codec
 
@@ -99,15 +102,38 @@ def _require_groups(format_: Format, dim: int, group: int) -> None:
         )
 
 
-def make_codec(format_: Format, dim: int, *, rot: str = "auto", seed: int = 0) -> Codec:
+def make_codec(format_: Format, dim: int, *, rot: str = "auto", seed: int = 0, qjl: str = "0") -> Codec:
     """The codec of `format_` for head dimension `dim`, behind the rotation `rot` drawn from `seed`.
 
-    "auto" rotates what the catalogue calls rotated, and nothing else.
+    "auto" rotates what the catalogue calls rotated, and nothing else. `qjl` is the modifier's value: what the codec
+    leaves is sketched as well.
 
     Raises: KVUnsupportedError when the format is not built here, or it or the rotation does not fit the head dimension.
     """
     if format_.name not in CODECS:
         raise KVUnsupportedError(f"the mlx backend has no {format_.name} yet", hint="it has " + " ".join(CODECS))
+    prod = dict(format_.options).get("prod") == "1"
+    if not prod and qjl == "0":
+        return _rotated(format_, dim, rot, seed)
+    sketch = _sketch(qjl if qjl != "0" else "gauss", dim, seed)
+    alone = prod and format_.spec.size == 1  # its one bit is the sketch's
+    codec = None if alone else _rotated(format_, dim, rot, seed)
+    return Sketched(codec=codec, sketch=sketch, name=str(replace(format_, options=_without_rot(format_))))
+
+
+def _without_rot(format_: Format) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in format_.options if name != "rot")
+
+
+def _sketch(qjl: str, dim: int, seed: int) -> Sketch:
+    """The sketch that the modifier's value asks for: gauss, orth:m=32."""
+    kind, _, count = qjl.partition(":m=")
+    sketch = Sketch(kind=cast("Kind", kind), dim=dim, count=int(count or dim), seed=seed)
+    projection(sketch)  # refuses a count that the head dimension does not allow
+    return sketch
+
+
+def _rotated(format_: Format, dim: int, rot: str, seed: int) -> Codec:
     codec = CODECS[format_.name](format_, dim)
     if rot == "none" or (rot == "auto" and not format_.spec.rotated):
         return replace(codec, rotation="none") if isinstance(codec, Turbo) else codec
@@ -122,9 +148,8 @@ def side_codecs(kv: KVConfig, dim: int) -> tuple[tuple[Codec, Codec], tuple[Code
 
     Raises: KVUnsupportedError as `make_codec` does.
     """
-    k, v = (
-        make_codec(stored, dim, rot=kv.get(f"rot_{side}"), seed=kv.seed) for side, stored in (("k", kv.k), ("v", kv.v))
-    )
+    k = make_codec(kv.k, dim, rot=kv.get("rot_k"), seed=kv.seed, qjl=kv.get("qjl"))
+    v = make_codec(kv.v, dim, rot=kv.get("rot_v"), seed=kv.seed)
     k_edge, v_edge = (make_codec(Format(name=name), dim) for name in kv.boundary_types)
     return (k, k_edge), (v, v_edge)
 

@@ -42,7 +42,8 @@ def _signs(seed: int, dim: int, purpose: str) -> Matrix:
     return 1.0 - 2.0 * bits.astype(np.float64)
 
 
-def _gaussian(seed: int, dim: int, purpose: str, shape: Sequence[int]) -> Matrix:
+def gaussian(seed: int, dim: int, purpose: str, shape: Sequence[int]) -> Matrix:
+    """Standard normal numbers of this shape, always the same for a seed, dimension and purpose."""
     raw = np.frombuffer(_stream(seed, dim, purpose, 16 * prod(shape)), np.uint64).reshape(2, *shape)
     uniform = (raw.astype(np.float64) + 0.5) / 2.0**64
     normal: Matrix = np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
@@ -71,7 +72,7 @@ def signed_hadamard_64(dim: int, seed: int) -> Matrix:
 
 def haar(dim: int, seed: int) -> Matrix:
     """A Haar-distributed orthogonal matrix: the Q of a Gaussian matrix, columns signed by R's diagonal."""
-    q, r = np.linalg.qr(_gaussian(seed, dim, "haar", (dim, dim)))
+    q, r = np.linalg.qr(gaussian(seed, dim, "haar", (dim, dim)))
     turned: Matrix = q * np.sign(np.diag(r))
     return turned
 
@@ -95,7 +96,7 @@ def rotor(dim: int, seed: int) -> Matrix:
 
 
 def _quaternions(seed: int, dim: int, purpose: str, count: int) -> Matrix:
-    raw = _gaussian(seed, dim, purpose, (count, 4))
+    raw = gaussian(seed, dim, purpose, (count, 4))
     unit: Matrix = raw / np.linalg.norm(raw, axis=1, keepdims=True)
     return unit
 

@@ -1,0 +1,1 @@
+"""vLLM: an engine of its own in a child process, or a running server."""
