@@ -184,8 +184,8 @@ def between(*words: str) -> Domain:
     return Domain(words, r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", "a number between 0 and 1", _fraction)
 
 
-def share(name: str, default: str, *words: str) -> Option:
-    return Option(name=name, domain=between(*words), default=default)
+def share(name: str, default: str, *words: str, **rest: Any) -> Option:
+    return Option(name=name, domain=between(*words), default=default, **rest)
 
 
 def form_of(*words: str, options: tuple[Option, ...] = (), rivals: tuple[str, ...] = ()) -> Form:

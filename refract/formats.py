@@ -40,7 +40,7 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_e4m3", "fp8_e5m2"),
             *("affine2", "affine3", "affine4", "affine5", "affine6", "affine8"),
             *(f"turbo{bits}" for bits in range(1, 9)),
-            "polar",
+            *("polar", "hybridpc"),
             *(f"rfsn{bits}" for bits in range(2, 9)),
             *(f"minmax{bits}" for bits in (2, 3, 4, 8)),
         ),
@@ -132,6 +132,15 @@ def _polar_cost(_: int, options: Options, __: int) -> float:
     return float(sum(b << len(bits) - i for i, b in enumerate(bits, 1)) + 16) / (1 << len(bits))
 
 
+def _hybrid_cost(_: int, options: Options, head_dim: int) -> float:
+    """A share of the coordinates as polar, in groups of 16 with three levels of b - 2 bits above one of b, and the rest
+    as b-bit codes with one fp16 norm."""
+    bits, groups = int(options["bits"]), min(head_dim // 16, round(float(options["ratio"]) * head_dim / 16))
+    polar = groups * (8 * bits + 7 * max(1, bits - 2) + 16)
+    rest = head_dim - 16 * groups
+    return (polar + (rest * bits + 16 if rest else 0)) / head_dim
+
+
 def _rfsn_cost(size: int, options: Options, _: int) -> float:
     """Whole codes in a 32-bit word, and a 32-bit scale a group."""
     return 32 / (32 // size) + 32 / int(options["g"])
@@ -149,6 +158,10 @@ def _nuq_cost(size: int, options: Options, head_dim: int) -> float:
 def _polar_complaint(_: int, options: Options) -> str:
     levels = str(options["bits"].count("-") + 1)
     return "" if levels == options["levels"] else f"bits={options['bits']} has {levels} levels, not {options['levels']}"
+
+
+def _hybrid_complaint(_: int, options: Options) -> str:
+    return "" if int(options["bits"]) <= 7 else f"bits={options['bits']} is more than 7"
 
 
 def _turbo_complaint(size: int, options: Options) -> str:
@@ -173,7 +186,7 @@ _POLAR = (
     Option(name="bits", domain=_LEVELS, default="4-2-2-2", backends=("mlx",)),
     choice("angles", "opt", "uniform", backends=("mlx",)),
 )
-_HYBRID = (share("ratio", "0.65"), count("bits", 4, 1))
+_HYBRID = (share("ratio", "0.65", backends=("mlx",)), count("bits", 4, 1, backends=("mlx",)))
 _RFSN = (choice("g", "32", "64", backends=("mlx",)),)
 _MINMAX = (choice("axis", "token", "channel"), choice("g", "32", "64", "128", "head", backends=("mlx",)))
 _NUQ = (choice("axis", "channel", "token"), share("outliers", "0", "0"))
@@ -195,7 +208,9 @@ _CATALOGUE = (
     ),
     _formats("turbo", range(1, 9), "TurboQuant", _turbo_cost, options=_TURBO, rotated=True, complaint=_turbo_complaint),
     _formats("polar", [0], "PolarQuant", _polar_cost, options=_POLAR, rotated=True, complaint=_polar_complaint),
-    _formats("hybridpc", [0], "polar and plain", None, options=_HYBRID),
+    _formats(
+        "hybridpc", [0], "polar and plain", _hybrid_cost, options=_HYBRID, rotated=True, complaint=_hybrid_complaint
+    ),
     _formats("rfsn", range(2, 9), "RFSN symmetric groups", _rfsn_cost, options=_RFSN),
     _formats("minmax", (2, 3, 4, 8), "KIVI min/max", _minmax_cost, options=_MINMAX, complaint=_minmax_complaint),
     _formats("nuq", (2, 3, 4), "KVQuant", _nuq_cost, options=_NUQ),

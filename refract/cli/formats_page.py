@@ -34,7 +34,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "the least squared error per bit; keys too where they carry no large bias",
     ),
     "polar": ("PolarQuant, arXiv:2502.02617", "comparison: turbo3 errs 5 % more at 0.75 bits less"),
-    "hybridpc": ("RFSN", "not built yet"),
+    "hybridpc": ("RFSN names it; the mix is ours", "comparison with polar and turbo at equal bits"),
     "rfsn": ("RFSN", "to reproduce its results"),
     "minmax": ("KIVI, arXiv:2402.02750; vLLM's values", "values at 4 bits, as in vLLM's presets"),
     "nuq": ("KVQuant, arXiv:2401.18079", "not built yet"),

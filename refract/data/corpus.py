@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refract.data.textfile import label, read_text
+from refract.data.textfile import is_folder, label, read_text
 from refract.errors import CorpusError
 
 BUNDLED_NAME = "refract-v1"
@@ -51,7 +51,7 @@ def load_corpus(path: Path | None = None) -> Corpus:
     if path is None:
         return _corpus(BUNDLED_NAME, _read_folder(_BUNDLED))
     name = label(path)
-    return _corpus(name, _read_folder(path) if path.is_dir() else [("", _read_file(path))])
+    return _corpus(name, _read_folder(path) if is_folder(path) else [("", _read_file(path))])
 
 
 def _read_file(path: Path) -> str:

@@ -34,6 +34,14 @@ def read_text(path: Path, error: type[UsageError], *, kind: str, limit_mib: int)
     return text
 
 
+def is_folder(path: Path) -> bool:
+    """Whether the path is a folder; one that no file system takes is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def label(path: Path) -> str:
     """The last part of the path, also of `.` and `..`: enough for a message, and no home folder in a report."""
     return path.name if path.name not in ("", "..") else path.resolve().name or str(path)

@@ -22,16 +22,18 @@ def cache_folder(
     Raises:
         SetupError: the folder cannot be made or written.
     """
-    folder = _place(explicit, os.environ if environ is None else environ, platform)
+    hint = "name another with --cache-dir or REFRACT_CACHE_DIR, or keep nothing with --no-cache"
+    try:
+        folder = _place(explicit, os.environ if environ is None else environ, platform)
+    except RuntimeError as error:  # a home folder that is not known, as of ~somebody
+        raise SetupError(f"no cache folder: {error}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise SetupError(
-            f"the cache folder {folder} cannot be written: {error.strerror or error}",
-            hint="name another with --cache-dir or REFRACT_CACHE_DIR, or keep nothing with --no-cache",
-        ) from error
+        message = f"the cache folder {folder} cannot be written: {error.strerror or error}"
+        raise SetupError(message, hint=hint) from error
     return folder
 
 

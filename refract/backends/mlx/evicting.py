@@ -253,4 +253,3 @@ def _keys(cache: Watched) -> mx.array:
     if cache.inner.keys is None:
         raise RuntimeError("nothing was written to this cache")
     return cache.inner.keys
-

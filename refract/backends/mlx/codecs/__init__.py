@@ -12,6 +12,7 @@ from refract.backends.mlx.codecs.blocks import BLOCK, IQ4NL, Q8_0, Ranged, Symme
 from refract.backends.mlx.codecs.codebooks import angle_levels
 from refract.backends.mlx.codecs.dense import Dense
 from refract.backends.mlx.codecs.fp8 import FP8
+from refract.backends.mlx.codecs.hybridpc import HybridPC, angle_bits
 from refract.backends.mlx.codecs.minmax import MinMax
 from refract.backends.mlx.codecs.polar import Polar
 from refract.backends.mlx.codecs.rfsn import RFSN
@@ -52,6 +53,13 @@ def _minmax(format_: Format, dim: int) -> Codec:
     return MinMax(bits=format_.spec.size, dim=dim, group=format_.option("g"))
 
 
+def _hybridpc(format_: Format, dim: int) -> Codec:
+    bits = int(format_.option("bits"))
+    for level, count in enumerate(angle_bits(bits)[1:], 2):
+        angle_levels(level, count)
+    return HybridPC(ratio=format_.option("ratio"), bits=bits, dim=dim)
+
+
 def _polar(format_: Format, dim: int) -> Codec:
     bits = tuple(int(level) for level in format_.option("bits").split("-"))
     _require_groups(format_, dim, 1 << len(bits))
@@ -89,6 +97,7 @@ CODECS: Mapping[str, Factory] = {
     **{f"affine{bits}": _affine for bits in (2, 3, 4, 5, 6, 8)},
     **{f"turbo{bits}": _turbo for bits in range(1, 9)},
     "polar": _polar,
+    "hybridpc": _hybridpc,
     **{f"rfsn{bits}": _rfsn for bits in range(2, 9)},
     **{f"minmax{bits}": _minmax for bits in (2, 3, 4, 8)},
 }

@@ -77,7 +77,9 @@ class Engine:
         if done["id"] not in self._keeping:
             return done, None
         self._keeping.discard(done["id"])
-        ranks = [states for states in self._engine.collective_rpc("refract_take", args=(done["id"],)) if states is not None]
+        ranks = [
+            states for states in self._engine.collective_rpc("refract_take", args=(done["id"],)) if states is not None
+        ]
         return done, ranks[0] if ranks else np.zeros((0, 0), np.float32)
 
     def logits(self, hidden: Hidden, rows: int) -> Hidden:
