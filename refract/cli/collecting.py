@@ -8,6 +8,7 @@ from pathlib import Path
 
 from refract.cli.output import STDOUT, say
 from refract.cli.reporting import read_text
+from refract.data.textfile import is_folder
 from refract.errors import ReportError
 from refract.report import from_json
 from refract.report.legacy import LegacyReport, read_legacy
@@ -59,7 +60,7 @@ def read_any(path: Path, name: str) -> Report | LegacyReport:
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, str, bool]]:
     """Each file, what to call it, and whether it was named itself."""
     for path in paths:
-        if path != STDOUT and path.is_dir():
+        if path != STDOUT and is_folder(path):
             yield from ((file, str(file.relative_to(path)), False) for file in sorted(path.rglob("*.json")))
         else:
             yield path, path.name, True

@@ -64,6 +64,12 @@ class _Trial:
         with self.engine.load(spec, self.blobs) as session:
             return session.effective_kv, dict(session.run([self.generate, *self._divergence_requests(kv)]))
 
+    def keep(self, answers: Mapping[Request, Answer | Failure]) -> None:
+        """Keeps the bases that the reference wrote, in the order of the windows; answers come in any order."""
+        written = {request.windows: answer for request, answer in answers.items() if isinstance(request, WriteBase)}
+        found = [written.get((window,)) for window in self.windows]
+        self.bases = [answer for answer in found if isinstance(answer, Base)]
+
     @property
     def generate(self) -> Generate:
         """The question."""
@@ -102,7 +108,7 @@ def trial(
         running = _Trial(engine, model, options, BlobFolder(Path(folder)), prompt, windows)
         check, found = _generation(running, reference)
         yield check
-        running.bases = [answer for answer in found.values() if isinstance(answer, Base)]
+        running.keep(found)
         check, found = _generation(running, candidate)
         yield check
         if len(running.bases) == len(windows):

@@ -43,8 +43,8 @@ class FakeServer:
 
 
 @contextmanager
-def serving(answer: Answerer) -> Iterator[FakeServer]:
-    """The server, on a free port, until the block is left."""
+def serving(answer: Answerer, *, port: int = 0) -> Iterator[FakeServer]:
+    """The server, on a free port or this one, until the block is left."""
     fake = FakeServer(answer)
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ def serving(answer: Answerer) -> Iterator[FakeServer]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

@@ -171,14 +171,17 @@ class Toy:
         """The generated ids, and what is listed at each."""
         tokens: list[int] = []
         rows = []
-        allowed = body.get("allowed_token_ids")
-        while len(tokens) < body["max_tokens"] and (not tokens or tokens[-1] != 1):
+        allowed, stops = body.get("allowed_token_ids"), set(body.get("stop_token_ids") or ())
+        ends = stops if body.get("ignore_eos") else stops | {1}
+        while len(tokens) < body["max_tokens"] and not (tokens and tokens[-1] in ends):
             row = self.logprobs([*prompt, *tokens])
             chosen = row.copy()
             for token, bias in dict(body.get("logit_bias") or {}).items():
                 chosen[int(token)] += bias
             if allowed is not None:
                 chosen[[i for i in range(self.vocab) if i not in allowed]] = -np.inf
+            if len(tokens) < body.get("min_tokens", 0):
+                chosen[list(ends)] = -np.inf
             rows.append(self.shifted(chosen) if self.biased else row)
             tokens.append(forced[len(tokens)] if forced else int(np.argmax(chosen)))
         return tokens, rows

@@ -29,6 +29,7 @@ PLACES = {
     "twice": (("--json-out", "r", "--junit", "./r"), 2, "name the same file", "each its own"),
     "cache a file": (("--cache-dir", "kept.json"), 3, "the cache folder kept.json cannot be written", "--cache-dir"),
     "cache a loop": (("--cache-dir", "loop.json"), 3, "the cache folder loop.json cannot be written", "--cache-dir"),
+    "cache of nobody": (("--cache-dir", "~nobody-of-this-name/c"), 3, "no cache folder: Could not", "--cache-dir"),
     "cache below /proc": (("--cache-dir", "/proc/nothing"), 3, "/proc/nothing cannot be written", "--no-cache"),
 }
 OPTIONS = {

@@ -56,6 +56,7 @@ CORPORA = {
     "empty-folder": ("holds no .txt file", "name a text file"),
     "loop.txt": ("Too many levels of symbolic links", "check the path"),
     "dangling.txt": ("does not exist", "check the path"),
+    "c" * 300: ("cannot be read: File name too long", "check the path"),
 }
 
 
@@ -64,7 +65,7 @@ def test_prompts_refused(bad: Bad, name: str, expected: tuple[str, str]) -> None
     bad.refuses("score", *bad.shell.small, "--prompts", name, code=2, line=expected[0], hint=expected[1])
 
 
-@pytest.mark.parametrize(("name", "expected"), CORPORA.items(), ids=CORPORA)
+@pytest.mark.parametrize(("name", "expected"), CORPORA.items(), ids=[name[:20] for name in CORPORA])
 def test_corpus_refused(bad: Bad, name: str, expected: tuple[str, str]) -> None:
     bad.refuses("score", *bad.shell.small, "--corpus", name, code=2, line=expected[0], hint=expected[1])
 

@@ -64,7 +64,7 @@ def test_with_a_model_it_generates_and_the_canary_loses(refract: Shell) -> None:
     assert [request.max_new_tokens for request in asked] == [16, 16, 16]
     assert any("4 of 4 layers compressed" in line for line in said)
     assert said[-1].startswith(f"ok canary {refract.engine.loads[2]} scores ")
-    assert f"as it must; {CANDIDATE} scores " in said[-1]
+    assert f"as it must; {CANDIDATE} scores 9" in said[-1]
     assert any(line.startswith("ok chat template ") for line in said)
 
 

@@ -50,7 +50,6 @@ def _config(gguf: GGUF, facts: TokenizerFacts) -> dict[str, Any]:
     }
 
 
-
 def _tokenizer_config(facts: TokenizerFacts, longest: int) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -75,10 +75,11 @@ def _report(axes: dict[str, list[float]]) -> Report:
     return replace(whole, candidates=(replace(first, axes=own, composite=lacking),))
 
 
-def _moves(axes: int, *, by: float) -> Changes:
-    """`axes` axes of which the first falls by `by` on some prompts, and the others not at all."""
+def _moves(axes: int, *, everywhere: bool = False) -> Changes:
+    """`axes` axes of which the first falls, on a few prompts or on all, and the others not at all."""
     before = [0.9 - 0.01 * (i % 7) for i in range(40)]
-    fallen = [value - (by if i % 5 == 0 else -by / 12.0 if i % 2 else 0.0) for i, value in enumerate(before)]
+    falls = [0.1 + 0.01 * (i % 3) if everywhere else 0.012 if i % 5 == 0 else -0.001 * (i % 2) for i in range(40)]
+    fallen = [value - fall for value, fall in zip(before, falls, strict=True)]
     names = [f"axis{i}" for i in range(axes)]
     old = dict.fromkeys(names, before)
     return changes(_report(old), _report({name: fallen if name == "axis0" else before for name in names}))
@@ -94,22 +95,23 @@ def test_holm_asks_more_of_each_score_the_more_there_are(monkeypatch: pytest.Mon
         return real(*args, level=level)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "paired", spy)
-    alone = next(change for change in _moves(1, by=0.012).rows if change.what == "axis0")
+    alone = next(change for change in _moves(1).rows if change.what == "axis0")
     assert alone.difference is not None
     assert alone.difference.high < 0.0
     assert alone.verdict == "worse"
-    many = _moves(12, by=0.012)
+    many = _moves(12)
     among = next(change for change in many.rows if change.what == "axis0")
     assert many.tested == 13
     assert among.difference == alone.difference
+    assert among.verdict == "no difference shown"
     assert min(asked) < 0.05 / 6
-    strong = next(change for change in _moves(12, by=0.3).rows if change.what == "axis0")
+    strong = next(change for change in _moves(12, everywhere=True).rows if change.what == "axis0")
     assert strong.verdict == "worse"
 
 
 def test_a_move_that_holm_does_not_prove_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module._Pair, "differs", lambda self, alpha: alpha > 0.01 and self.basis == ("axis0",))
-    found = next(change for change in _moves(12, by=0.012).rows if change.what == "axis0")
+    found = next(change for change in _moves(12).rows if change.what == "axis0")
     assert (found.verdict, found.is_regression) == ("no difference shown", False)
     assert "13 scores" in found.note
 

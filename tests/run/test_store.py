@@ -127,7 +127,9 @@ def _filled(folder: Path) -> Path:
             store.put(f"k{n}", answer(n))
         store.put_effective("d", EFFECTIVE)
         file = store.file
-    assert {entry.name for entry in folder.iterdir()} == {file.name, "in-use.lock"}, "closing takes the write-ahead log in"
+    assert {entry.name for entry in folder.iterdir()} == {file.name, "in-use.lock"}, (
+        "closing takes the write-ahead log in"
+    )
     return file
 
 
