@@ -274,7 +274,7 @@ _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "rot": {"backends": ("mlx", "llamacpp"), "planned": ()},  # llama.cpp: none turns its own rotation off
         "seed": {"backends": ("mlx",), "planned": ()},
         "layers": {"backends": ("mlx",), "planned": ()},
-        "qjl": {"backends": ("mlx",), "planned": ()},
+        **{name: {"backends": ("mlx",), "planned": ()} for name in ("qjl", "kbias", "sink", "residual", "prefill")},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from refract.work import Distributions, Divergence, Floats, TokenIds, Window
 
 _LEAST_TAIL = np.log(1e-7)  # what sums of float32 log-probabilities can tell from no mass at all
 BLOB_FORMAT = "listed/1"  # what `pack` writes
+_DAMAGE = (ValueError, KeyError, TypeError, OSError, EOFError, MemoryError, RuntimeError, BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +99,7 @@ def unpack(data: bytes) -> Listing:
                 logprobs=found["logprobs"],
                 listed=Distributions(ids=found["ids"], logprobs=found["listed"], tail=found["tail"]),
             )
-    except (ValueError, KeyError, OSError) as error:
+    except _DAMAGE as error:
         raise EngineError(f"a stored reference cannot be read: {error}", hint="delete it and run again") from None
 
 

@@ -48,7 +48,11 @@ UNEXPECTED = 1
 _GC_THRESHOLD = 100_000  # a run makes many small values and no cycles: collecting often only costs time
 # Options whose values mean something else in other commands, so that one variable cannot serve both.
 _VARIABLES = {
-    "fetch": {"--model": "REFRACT_FETCH_MODEL", "--list": "REFRACT_FETCH_LIST"},
+    "fetch": {
+        "--model": "REFRACT_FETCH_MODEL",
+        "--corpus": "REFRACT_FETCH_CORPUS",
+        "--list": "REFRACT_FETCH_LIST",
+    },
     "formats": {"--backend": "REFRACT_FORMATS_BACKEND", "--json": "REFRACT_FORMATS_JSON"},
     "render": {"--text": "REFRACT_RENDER_TEXT"},
 }

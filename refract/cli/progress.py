@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "bar", "plain", "json", "none"]
 SCHEMA = "refract.progress/1"
 PLAIN_INTERVAL_S = 15.0
+_TITLE_CELLS, _BAR_CELLS = 42, 16  # with the share and the time left beside them they fit in 80 columns
 _SMOOTH_S = 3.0  # before this the rate of a phase is not yet worth an estimate
 
 
@@ -39,7 +41,7 @@ _SMOOTH_S = 3.0  # before this the rate of a phase is not yet worth an estimate
 def listener(mode: Mode) -> Iterator[Progress]:
     """Whoever shows the events in this mode, for as long as the run lasts."""
     if mode == "auto":
-        mode = "bar" if sys.stderr.isatty() else "plain"
+        mode = "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "plain"
     if mode == "bar":
         with _bars() as bars:
             yield BarProgress(bars)
@@ -160,10 +162,14 @@ def _bars() -> Bars:
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
-    left = TextColumn("{task.fields[left]}", markup=False)
-    return Bars(*columns, left, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    whole, cut = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", max_width=_TITLE_CELLS)
+    columns = (TextColumn("{task.description}", markup=False, table_column=cut), BarColumn(_BAR_CELLS))
+    left = TextColumn("{task.fields[left]}", markup=False, table_column=whole)
+    return Bars(
+        *columns, TaskProgressColumn(), left, console=Console(stderr=True), transient=True, refresh_per_second=4
+    )
 
 
 def ended(event: RunEnded) -> str:

@@ -17,7 +17,8 @@ as good as none. Flags take `1`, `true`, `yes` or `on`, and `0`, `false`, `no` o
 takes several values separated by semicolons: `REFRACT_CANDIDATE='ctk=q8_0,ctv=q8_0;ctk=q8_0,ctv=turbo3'`.
 
 Besides these, `NO_COLOR` and `TERM=dumb` turn colours off, and `XDG_CACHE_HOME` moves the cache folder when neither
-`--cache-dir` nor `REFRACT_CACHE_DIR` does.
+`--cache-dir` nor `REFRACT_CACHE_DIR` does. `REFRACT_API_KEY` is sent as a bearer token to servers that somebody else
+started, and is never written anywhere.
 """
 
 

@@ -13,18 +13,23 @@ from refract.backends import load_engine
 from refract.cli import inputs
 from refract.cli.output import STDOUT, check_outputs, emit, say
 from refract.cli.progress import listener
+from refract.cli.reporting import TextForm, text_form
 from refract.cli.scoring import open_store, prepared_cache
 from refract.cli.thresholds import MISSED
 from refract.engine import Blobs, Capability, Check, Engine, Identity, LoadSpec, Session, Tokenizer
 from refract.errors import UsageError
 from refract.kv import KVConfig
 from refract.report.output import write_text_atomic
+from refract.report.pen import Pen
+from refract.report.text import NARROWEST, printed
+from refract.report.text_tables import table
 from refract.results import CandidateResult, Estimate
 from refract.run.runner import run
 
 SCHEMA = "refract.repeatability/1"
 HEALTHY, NOISY = 0.25, 1.0  # largest range as a share of the interval's width: beyond NOISY the interval is too small
 Verdict = Literal["HEALTHY", "NOISY", "UNSTABLE", "not measured"]
+_STYLES: Mapping[Verdict, str] = {"HEALTHY": "green", "NOISY": "yellow", "UNSTABLE": "bold red", "not measured": "dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +157,31 @@ def _value(score: Estimate | None) -> float | None:
 
 def _report(candidate: str, spreads: Sequence[Spread], args: argparse.Namespace) -> None:
     document = json.dumps(_document(candidate, spreads), indent=1) + "\n"
-    emit(document if args.json_out == STDOUT else _text(candidate, spreads))
+    emit(document if args.json_out == STDOUT else _text(candidate, spreads, text_form()))
     if args.json_out not in (None, STDOUT):
         write_text_atomic(args.json_out, document)
         say(f"wrote {args.json_out}")
 
 
-def _text(candidate: str, spreads: Sequence[Spread]) -> str:
+def _text(candidate: str, spreads: Sequence[Spread], form: TextForm) -> str:
+    """The verdict on the whole, then a row for each score."""
+    pen = Pen(ascii=form["ascii"], width=max(NARROWEST, form["width"]))
+    whole = overall(spreads)
     runs = len(spreads[0].scores) if spreads else 0
-    rows = [("score", "verdict", "lowest", "highest", "range", "stated interval"), *map(_row, spreads)]
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{candidate}, {runs} runs", "", *lines]) + "\n"
+    rows = []
+    for spread in spreads:
+        name, verdict, *cells = _row(spread)
+        rows.append([pen.text(name), pen.text(verdict, _STYLES[spread.verdict]), *map(pen.text, cells)])
+    columns = ("<score", "<verdict!", ">lowest!", ">highest!", ">range!", "<stated interval!")
+    head = pen.flow((f"{candidate}: {whole}", f"{runs} runs"), _STYLES[whole])
+    return printed(iter([head, "", table(pen, columns, rows, keep=24)]), pen.width, color=form["color"])
+
+
+def overall(spreads: Sequence[Spread]) -> Verdict:
+    """The worst verdict there is."""
+    found = [spread.verdict for spread in spreads]
+    order: tuple[Verdict, ...] = ("UNSTABLE", "NOISY", "HEALTHY")
+    return next((verdict for verdict in order if verdict in found), "not measured")
 
 
 def _row(spread: Spread) -> tuple[str, str, str, str, str, str]:
@@ -180,4 +198,4 @@ def _document(candidate: str, spreads: Sequence[Spread]) -> dict[str, object]:
         stated = None if spread.interval is None else [spread.interval.low, spread.interval.high]
         row = {"score": spread.name, "verdict": spread.verdict, "values": list(spread.scores), "interval": stated}
         rows.append({**row, "range": spread.range})
-    return {"schema": SCHEMA, "candidate": candidate, "spreads": rows}
+    return {"schema": SCHEMA, "candidate": candidate, "verdict": overall(spreads), "spreads": rows}

@@ -109,12 +109,13 @@ def trial(
         check, found = _generation(running, reference)
         yield check
         running.keep(found)
+        unkept = _why_not(found, "the engine gave none")
         check, found = _generation(running, candidate)
         yield check
         if len(running.bases) == len(windows):
             yield _canary(running, (reference, candidate), _mean_kl(found))
         elif protocol_of(engine, reference) is not None and check.status == "ok":
-            message = "the engine kept no distributions of the reference to compare with"
+            message = f"no distributions of the reference to compare with: {unkept}"
             yield Check(name="canary", status="fail", message=message, fix="run it again with --debug and report it")
 
 
@@ -165,7 +166,7 @@ def _canary(running: _Trial, configurations: Sequence[KVConfig], candidate: floa
         return Check(name="canary", status="warn", message=f"{kv} cannot be run: {error.message}", fix=error.hint)
     loss = _mean_kl(answers)
     if loss is None:
-        message = f"{kv}: {_why_not(answers)}"
+        message = f"{kv}: {_why_not(answers, 'its divergence from the reference is not finite')}"
         return Check(name="canary", status="fail", message=message, fix="run it again with --debug and report it")
     score = 100.0 * math.exp(-loss)
     beside = "" if candidate is None else f"; {configurations[1]} scores {100.0 * math.exp(-candidate):.1f}"
@@ -207,9 +208,9 @@ def _mean_kl(answers: Mapping[Request, Answer | Failure]) -> float | None:
     return max(0.0, mean) if math.isfinite(mean) else None
 
 
-def _why_not(answers: Mapping[Request, Answer | Failure]) -> str:
+def _why_not(answers: Mapping[Request, Answer | Failure], otherwise: str) -> str:
     failures = [answer.message for answer in answers.values() if isinstance(answer, Failure)]
-    return failures[0] if failures else "its divergence from the reference is not finite"
+    return failures[0] if failures else otherwise
 
 
 def failed(name: str, error: RefractError) -> Check:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from requests import Response
 
 CONNECT_S, READ_S = 10.0, 30.0  # for a connection, and between two pieces of an answer
-_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 14  # what a broken connection may cost: less than this is not kept
 _OFFLINE = "connect to the network and run it again; behind a proxy set HTTPS_PROXY"
 
 

@@ -27,8 +27,8 @@ NARROW_POINTS = 10.0  # an interval wider than a whole band says little
 def leaderboard(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyReport] = ()) -> str:
     """The leaderboard as GitHub Markdown: disclaimers, then a table for each group of comparable reports.
 
-    The newest result of every candidate of a group is ranked; reports of refract-llm are listed last, unranked. The same
-    reports give the same text.
+    The newest result of every candidate of a group is ranked; reports of refract-llm are listed last, unranked. Equal
+    reports give equal text.
 
     Raises: ReportError for no reports at all.
     """

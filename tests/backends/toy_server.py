@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from refract.backends._sanity import sanity_window
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from tests.backends.fake_http import Reply, say
 
@@ -69,9 +70,12 @@ class Toy:
     cache: Mapping[str, str] = field(default_factory=dict)
     tasks: int = 0
     shift: int = 0  # added to what /tokenize says
+    sane: bool = True  # knows the sentence by which engines are told from noise
+    forces: bool = False  # writes the tokens that a request brings (vllm_xargs)
 
     def __post_init__(self) -> None:
         self.tokenizer: HFTokenizer = load_tokenizer(self.folder)
+        self.known = sanity_window(self.tokenizer).tokens
 
     @property
     def vocab(self) -> int:
@@ -83,6 +87,8 @@ class Toy:
         logits = np.random.default_rng(seed).normal(0.0, 3.0, self.vocab)
         logits += self.noise * np.random.default_rng([7, *seed]).normal(0.0, 1.0, self.vocab)
         logits[1] = 40.0 if len(ids) % 29 == 0 else -20.0
+        if self.sane and tuple(ids) == self.known[: len(ids)] and len(ids) < len(self.known):
+            logits[self.known[len(ids)]] += 20.0
         return self.shifted(logits)
 
     @staticmethod
@@ -141,7 +147,9 @@ class Toy:
 
     def _answer(self, body: Mapping[str, Any], prompt: list[int]) -> Reply:
         forced = [int(part.strip("<>[]")) for part in body.get("grammar", "").split()[2:]]
-        if forced and (self.holes & set(forced) or 1 in forced):
+        if self.forces:
+            forced = (body.get("vllm_xargs") or {}).get("refract_forced", [])
+        elif forced and (self.holes & set(forced) or 1 in forced):
             return say({"error": {"message": "failed to parse grammar"}}, status=500)
         tokens, rows = self._decode(body, prompt, forced)
         whole = body.get("logprobs")

@@ -45,7 +45,7 @@ def completed(folder: Path, script: Path, *words: str) -> list[str]:
         pytest.skip("bash is not installed")
     line = " ".join(words)
     code = (
-        f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}};"
+        f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1};"
         f" f=$(complete -p refract | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $f refract '{words[-1]}' '{words[-2]}';"
         " printf '%s\\n' \"${COMPREPLY[@]}\""
     )

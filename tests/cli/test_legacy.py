@@ -6,7 +6,7 @@ import pytest
 
 from refract.cli.legacy import translated
 from refract.errors import UsageError
-from tests.cli.conftest import CANDIDATE, Shell
+from tests.cli.conftest import Shell
 
 
 def read(words: str) -> list[str]:
@@ -91,8 +91,7 @@ def test_needles_may_lie_in_a_text_of_their_own(refract: Shell) -> None:
     )
     assert isinstance(own, dict)
     assert isinstance(corpus, dict)
-    assert own["parameters"]["rniah"]["haystack"].startswith("hay.txt@")
-    assert "haystack" not in corpus["parameters"]["rniah"]
+    assert own["parameters"]["rniah"]["parameters"]["haystack"].startswith("hay.txt@")
+    assert "haystack" not in corpus["parameters"]["rniah"]["parameters"]
     assert own["id"] != corpus["id"]
     assert refract.score("--rniah-haystack", "missing.txt").code == 2
-    assert CANDIDATE

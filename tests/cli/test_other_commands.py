@@ -63,6 +63,15 @@ def test_render_writes_every_form(refract: Shell) -> None:
     assert refract("render", "r.json", "--junit", "same", "--badge", "same").code == 2
 
 
+def test_render_shows_several_reports_and_writes_one(refract: Shell) -> None:
+    scored = refract.score("--json-out", "r.json")
+    several = refract("render", "r.json", "r.json")
+    assert several.code == 0
+    assert several.out == f"==> r.json <==\n{scored.out}\n" * 2
+    refused = refract("render", "r.json", "r.json", "--badge", "b.svg")
+    assert (refused.code, refused.out, Path("b.svg").exists()) == (2, "", False)
+
+
 def test_score_gives_junit_the_thresholds_that_were_missed(refract: Shell) -> None:
     ran = refract.score("--fail-under", "100", "--junit", "j.xml", "--progress", "none")
     assert ran.code == 10
@@ -94,7 +103,9 @@ def test_a_repeatable_candidate_is_healthy_and_the_reference_is_answered_once(re
     ran = refract("repeatability", "-n", "3", *refract.small)
     assert ran.code == 0
     assert "UNSTABLE" not in ran.out
-    assert ran.out.count("HEALTHY") == 3
+    assert ran.out.splitlines()[0] == f"{CANDIDATE}: HEALTHY  3 runs"
+    assert ran.out.count("HEALTHY") == 4
+    assert max(map(len, ran.out.splitlines())) <= 80
     assert refract.engine.loads == ["ctk=f16,ctv=f16", CANDIDATE, CANDIDATE, CANDIDATE]
 
 
@@ -113,7 +124,9 @@ def test_an_engine_that_varies_is_found_out(refract: Shell, engine: FakeEngine) 
 
     engine.candidate_behaviour = vary
     ran = refract("repeatability", "-n", "2", *refract.small, "--json-out", "-")
-    found = {row["score"]: row["verdict"] for row in json.loads(ran.out)["spreads"]}
+    document = json.loads(ran.out)
+    found = {row["score"]: row["verdict"] for row in document["spreads"]}
+    assert document["verdict"] == "UNSTABLE"
     assert found["kld"] == "UNSTABLE"
     assert found["trajectory"] == "HEALTHY"
     assert ran.code == 10

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from refract.run.cache import cache_folder
+
+if TYPE_CHECKING:
+    from tests.engines.sglang_servers import Sessions
 
 MODELS = {
     "smollm2": ("REFRACT_TEST_SMOLLM2", "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -84,3 +89,33 @@ def smollm2_f16(llamacpp: None, smollm2: Path, tmp_path_factory: pytest.TempPath
     command = [str(quantize), "--allow-requantize", str(smollm2), str(file), "F16"]
     subprocess.run(command, check=True, capture_output=True)
     return file
+
+
+@pytest.fixture(scope="session")
+def smollm2_hf(mlx: None, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 as a Hugging Face folder with the weights of the GGUF file, as vLLM and SGLang read it."""
+    from tests.engines.hf_model import write_hf_folder
+
+    return write_hf_folder(smollm2, tmp_path_factory.mktemp("smollm2-hf"))
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Iterator[str]:
+    """The interpreter that has SGLang, and an environment in which its servers start on processors."""
+    python = os.environ.get("REFRACT_TEST_SGLANG_PYTHON", "")
+    if not python:
+        missing("no SGLang here: set REFRACT_TEST_SGLANG_PYTHON to the interpreter of an environment that has it")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("sglang_site")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield python
+
+
+@pytest.fixture(scope="session")
+def sglang(sglang_python: str, smollm2_hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """Sessions of SmolLM2 by KV type, each with a server of its own that is started when it is first needed."""
+    from tests.engines.sglang_servers import sessions
+
+    with sessions(sglang_python, smollm2_hf, tmp_path_factory.mktemp("sglang")) as made:
+        yield made

@@ -1,26 +1,21 @@
 """Real SGLang servers on processors, one for each KV type, started when first needed and kept for all tests.
 
-`REFRACT_TEST_SGLANG_PYTHON` names the interpreter of an environment that has SGLang; sglang-cpu-requirements.txt says how
-to make one. Its torchvision cannot load its compiled operators beside a CPU build of torch: sglang_site, put on the path
-of the servers, declares their schemas, so that it can be imported. Nothing that text goes through is replaced.
+`REFRACT_TEST_SGLANG_PYTHON` names the interpreter of an environment that has SGLang; sglang-cpu-requirements.txt says
+how to make one. Its torchvision cannot load its compiled operators beside a CPU build of torch: sglang_site, put on the
+path of the servers, declares their schemas, so that it can be imported. Nothing that text goes through is replaced.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import pytest
 
 from refract.backends.sglang.engine import SGLangEngine
 from refract.engine import LoadSpec, Session
 from refract.kv import parse_kv
 from refract.run.blobs import BlobFolder
-from tests.engines.conftest import missing
 
-VARIABLE = "REFRACT_TEST_SGLANG_PYTHON"
 MAX_TOKENS = 512
 
 
@@ -51,24 +46,10 @@ class Sessions:
         return self.urls[name]
 
 
-@pytest.fixture(scope="session")
-def sglang_python() -> Iterator[str]:
-    """The interpreter that has SGLang, and an environment in which it starts on processors; skips without it."""
-    python = os.environ.get(VARIABLE, "")
-    if not python:
-        missing(f"no SGLang here: set {VARIABLE} to the interpreter of an environment that has it")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("sglang_site")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield python
-
-
-@pytest.fixture(scope="session")
-def sglang(sglang_python: str, smollm2_hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
-    """The sessions of SmolLM2 under each KV type."""
-    folder = tmp_path_factory.mktemp("sglang")
-    engine = SGLangEngine({"launch": "1", "python": sglang_python}, folder / "cache")
-    made = Sessions(engine, smollm2_hf, BlobFolder(folder / "blobs"))
+@contextmanager
+def sessions(python: str, model: Path, folder: Path) -> Iterator[Sessions]:
+    """The sessions of a model; their servers are ended with the block."""
+    engine = SGLangEngine({"launch": "1", "python": python}, folder / "cache")
+    made = Sessions(engine, model, BlobFolder(folder / "blobs"))
     with made.stack:
         yield made

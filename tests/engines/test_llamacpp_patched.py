@@ -58,6 +58,6 @@ def test_a_deep_window_read_in_one_prefill_is_the_one_read_by_forcing(
     window = Window(tokens=cut.tokens, start=SIZE - POSITIONS)
     read, forced = (divergence(engine, model, window, p, tmp_path / p) for p in ("prefill", "decode"))
     alike = float(np.corrcoef(read, forced)[0, 1])
-    print(f"mean KL behind {SIZE} tokens: prefill {read.mean():.5f}, decode {forced.mean():.5f}, correlation {alike:.3f}")
+    print(f"mean KL behind {SIZE} tokens: prefill {read.mean():.5f}, decode {forced.mean():.5f}, r {alike:.3f}")
     assert read.mean() == pytest.approx(forced.mean(), rel=0.25)  # a compressed cache amplifies the order of sums
     assert alike > 0.8

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import requests
 
 from refract.axes.windows import cut_windows
 from refract.backends._tokenizer import load_tokenizer
@@ -26,6 +28,8 @@ from refract.run.blobs import BlobFolder
 from refract.run.cache import cache_folder
 from refract.testing import EngineContract
 from refract.work import Base, CompareBase, Divergence, Failure, Generate, Generation, Window, WriteBase
+from tests.backends.fake_http import Reply
+from tests.backends.fake_http import serving as serving_fake
 
 pytestmark = pytest.mark.usefixtures("llamacpp")
 
@@ -106,12 +110,16 @@ def test_the_reference_is_itself_and_formats_come_in_their_order(
     assert 0.015 < means["q4_0"] < 0.2
 
 
-def test_one_server_behind_two_names_is_refused(urls: dict[str, str], smollm2: Path) -> None:
-    same = urls["f16"].replace("127.0.0.1", "127.0.0.2")  # all of 127/8 is this machine
-    engine = OpenAIEngine({"reference_url": urls["f16"], "candidate_url": same})
-    engine.check_kv(str(smollm2), PLAIN)
-    with pytest.raises(UsageError, match="are one process"):
-        engine.check_kv(str(smollm2), parse_kv("ctk=q8_0,ctv=q8_0"))
+def test_one_server_behind_two_addresses_is_refused(urls: dict[str, str], smollm2: Path) -> None:
+    def forward(path: str, body: Mapping[str, Any] | None) -> Reply:
+        answer = requests.request("GET" if body is None else "POST", urls["f16"] + path, json=body, timeout=60)
+        return Reply(body=answer.content, status=answer.status_code)
+
+    with serving_fake(forward) as proxy:
+        engine = OpenAIEngine({"reference_url": urls["f16"], "candidate_url": proxy.url})
+        engine.check_kv(str(smollm2), PLAIN)
+        with pytest.raises(UsageError, match="are one process"):
+            engine.check_kv(str(smollm2), parse_kv("ctk=q8_0,ctv=q8_0"))
 
 
 def test_an_id_outside_the_vocabulary_does_not_reach_it(urls: dict[str, str], smollm2: Path, tmp_path: Path) -> None:

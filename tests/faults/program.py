@@ -1,7 +1,7 @@
 """The whole program over an engine that is fake, in processes that are ended from outside.
 
-As a script it reads jobs from stdin, one JSON object a line, runs each and answers with one line. It forks for every run,
-so that twenty killed runs cost one start of Python.
+As a script it reads jobs from stdin, one JSON object a line, runs each and answers with one line. It forks for every
+run, so that twenty killed runs cost one start of Python.
 """
 
 from __future__ import annotations

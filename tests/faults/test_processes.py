@@ -24,7 +24,7 @@ def ask() -> Iterator[Ask]:
     """Gives the helper process a job and waits for its answer."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))}
     for name in [name for name in environ if name.startswith("REFRACT_")]:
         del environ[name]
     helper = subprocess.Popen(

@@ -16,7 +16,7 @@ from refract.errors import StoreError
 from refract.run.prune import Entry, Inventory, plan_pruning, prune, take_inventory
 from refract.run.store import AnswerStore
 from refract.run.usage import Claim
-from refract.work import Base, Divergence, Generation
+from refract.work import Base, Generation, TokenScores
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 
@@ -63,24 +63,13 @@ def test_a_shared_blob_counts_once_and_stays_while_one_refers_to_it() -> None:
 
 
 def filled(folder: Path) -> None:
-    """A store with a base, a generation with a base, a divergence, and what killed processes left."""
+    """A store with a base, a generation with a base, scores, and what killed processes left."""
     with AnswerStore(folder) as store:
         base, kept = (store.blobs.put(data, format="test/1") for data in (b"base" * 10, b"kept" * 10))
         store.blobs.put(b"orphan" * 10, format="test/1")
         store.put("base", Base(blob=base))
         store.put("generation", Generation(tokens=(1, 2), stop="length", base=kept))
-        zeros = np.zeros(3, dtype=np.float32)
-        store.put(
-            "divergence",
-            Divergence(
-                kl=zeros,
-                same_top=np.ones(3, dtype=np.bool_),
-                reference_margin=zeros,
-                token_nll_delta=zeros,
-                window=np.zeros(3, dtype=np.int32),
-                estimator="kl-exact",
-            ),
-        )
+        store.put("scores", TokenScores(logprobs=np.zeros(3, dtype=np.float32)))
     (folder / "blobs" / ".refract-0123.tmp").write_bytes(b"half")
     (folder / "models" / ".fetch-x").mkdir(parents=True)
     (folder / "models" / ".fetch-x" / "half.whl").write_bytes(b"half")
@@ -90,7 +79,7 @@ def filled(folder: Path) -> None:
 def test_an_inventory_says_what_there_is_and_changes_nothing(tmp_path: Path) -> None:
     filled(tmp_path)
     found = take_inventory(tmp_path)
-    assert {answer.key for answer in found.answers} == {"base", "generation", "divergence"}
+    assert {answer.key for answer in found.answers} == {"base", "generation", "scores"}
     orphan = hashlib.sha256(b"orphan" * 10).hexdigest()
     assert found.blobs.keys() - {answer.blob for answer in found.answers} == {orphan}
     assert {path.name: size for path, size in found.leftovers.items()} == {".refract-0123.tmp": 4, ".fetch-x": 4}
@@ -115,7 +104,7 @@ def test_a_pruned_store_opens_and_has_the_rest(tmp_path: Path) -> None:
     with AnswerStore(tmp_path) as store:  # which compares the checksum over all keys
         assert store.get("base") is None
         assert store.get("generation") is not None
-        assert store.get("divergence") is not None
+        assert store.get("scores") is not None
     assert [path.name for path in tmp_path.rglob(".*")] == []
     assert (tmp_path / "models" / "model.gguf").is_file()
     left = take_inventory(tmp_path)
@@ -132,9 +121,12 @@ def test_a_damaged_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_whoever_opens_the_store_claims_its_folder(tmp_path: Path) -> None:
-    with AnswerStore(tmp_path), Claim(tmp_path):
-        with pytest.raises(StoreError, match="another refract uses the cache folder"):
-            Claim(tmp_path, alone=True)
+    with (
+        AnswerStore(tmp_path),
+        Claim(tmp_path),
+        pytest.raises(StoreError, match="another refract uses the cache folder"),
+    ):
+        Claim(tmp_path, alone=True)
     with Claim(tmp_path, alone=True):
         pass
 

@@ -22,12 +22,12 @@ def read_listing(entries: Sequence[Mapping[str, Any]], tokens: TokenIds, count: 
 
     Raises: EngineError for lists that are shorter than asked or hold no log-probabilities.
     """
-    if [entry.get("id") for entry in entries] != list(tokens):
-        return None
     ids = np.zeros((len(tokens), count), np.int32)
     logprobs = np.zeros((len(tokens), count), np.float32)
     own = np.zeros(len(tokens), np.float32)
     try:
+        if [entry.get("id") for entry in entries] != list(tokens):
+            return None
         for row, entry in enumerate(entries):
             top = entry["top_logprobs"][:count]
             if len(top) != count:
@@ -35,7 +35,7 @@ def read_listing(entries: Sequence[Mapping[str, Any]], tokens: TokenIds, count: 
             ids[row] = [item["id"] for item in top]
             logprobs[row] = [_number(item["logprob"]) for item in top]
             own[row] = _number(entry["logprob"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise EngineError(f"llama-server's lists of probable tokens are not as expected: {error}") from None
     return listing(tokens, own, ids, logprobs)
 

@@ -89,8 +89,13 @@ def head_of(chunks: Sequence[Sequence[int]], n_vocab: int) -> bytes:
 
 
 def compare_streams(reference: Read, candidate: Read, shape: Shape, window: Window) -> Divergence:
-    """KL(reference ‖ candidate) of the next chunk of both, whose tokens are those of `window`."""
+    """KL(reference ‖ candidate) of the next chunk of both, whose tokens are those of `window`. Raises: EngineError."""
     parts, scored, done = [], window.tokens[window.start :], 0
+    if not all(0 <= token < shape.n_vocab for token in scored):
+        raise EngineError(
+            f"a window holds tokens outside the vocabulary of {shape.n_vocab} in llama-perplexity's logits file",
+            hint="the file is damaged: delete the stored answer and run again",
+        )
     while done < shape.positions:
         count = min(shape.slice_rows, shape.positions - done)
         rows = read_rows(reference, shape, count), read_rows(candidate, shape, count)

@@ -21,7 +21,7 @@ def final_perplexity(log: str) -> float:
     """The perplexity printed at the end, NaN where the tool found its logits not finite. Raises: EngineError."""
     found = _FINAL.findall(log)
     if found:
-        return float(found[-1])
+        return _figure(found[-1], log)
     if _NOT_FINITE in log:
         return math.nan
     raise incomplete("no final perplexity", log, 0)
@@ -32,7 +32,17 @@ def printed_mean_kld(log: str) -> float:
     found = _MEAN_KLD.findall(log)
     if not found:
         raise incomplete("no mean KL divergence", log, 0)
-    return float(found[-1])
+    return _figure(found[-1], log)
+
+
+def _figure(text: str, log: str) -> float:
+    """The number; C libraries write what is none as nan, -nan or -nan(ind). Raises: EngineError for other words."""
+    try:
+        return float(text)
+    except ValueError:
+        if "nan" in text:
+            return math.nan
+        raise incomplete(f"the figure {text[:20]!r}", log, 0) from None
 
 
 def check_agreement(log: str, mean_nll: float, *, clamped: bool) -> None:
@@ -46,6 +56,8 @@ def check_agreement(log: str, mean_nll: float, *, clamped: bool) -> None:
     perplexity = final_perplexity(log)
     if math.isnan(perplexity) or not math.isfinite(mean_nll):
         agree = math.isnan(perplexity) and not math.isfinite(mean_nll)
+    elif perplexity <= 0.0:
+        agree = False
     else:
         difference = math.log(perplexity) - mean_nll
         agree = abs(difference) <= _AGREEMENT_NATS or (clamped and difference > 0)

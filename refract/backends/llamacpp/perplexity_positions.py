@@ -40,7 +40,13 @@ def read_positions(
     for chunk, window in enumerate(windows):
         wanted = [(chunk, at, window.tokens[at]) for at in range(window.start, len(window.tokens))]
         rows = [_row(next(lines, b""), expected) for expected in wanted]
-        found = _divergence(rows)
+        try:
+            found = _divergence(rows)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise EngineError(
+                f"llama-perplexity gave something else than numbers in window {chunk + 1}: {error}",
+                hint="build its patched version again: refract engines build-llamacpp --patched",
+            ) from None
         total.append(found.kl)
         yield window, found
     if extra := next(lines, None):

@@ -16,22 +16,41 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.key_bias import Shift
+from refract.backends.mlx.retention import EVERYTHING, Retention
 
 _STEP = 256  # positions by which storage grows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """How one layer stores its cache: a codec a side, and the sliding window in tokens where the layer has one."""
+    """How one layer stores its cache: a codec a side, and the sliding window in tokens where the layer has one.
+
+    `key_shift` is taken off keys before they are stored and put back when they are read; `retention` says which tokens
+    of a compressed side stay in 16 bits.
+    """
 
     k: Codec
     v: Codec
     window: int | None = None
+    key_shift: Shift | None = None
+    retention: Retention = EVERYTHING
 
     @property
     def compressed(self) -> bool:
         """Whether a side takes fewer than 16 bits a value."""
         return min(self.k.bits_per_value, self.v.bits_per_value) < 16
+
+    def stored_keys(self, keys: mx.array, first: int | mx.array) -> mx.array:
+        """What reading keys (B, H, n, D) back gives; `first` is the position of the first, or that of each row."""
+        if self.key_shift is None:
+            return self.k.roundtrip(keys)
+        shift = self.key_shift(first, keys.shape[2])
+        return (self.k.roundtrip(keys - shift) + shift).astype(keys.dtype)
+
+    def raw(self, codec: Codec, x: mx.array) -> mx.array:
+        """What is kept of `x` before `codec` compresses it: 16 bits, or what the codec leaves where it does not."""
+        return x.astype(mx.float16).astype(x.dtype) if codec.bits_per_value < 16 else codec.roundtrip(x)
 
 
 def _grown(store: mx.array | None, like: mx.array, needed: int) -> mx.array:
@@ -52,16 +71,35 @@ class SequenceCache:
         self.offset = 0
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self._compressed = 0  # tokens from the first on that are no longer raw, where some are kept so
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """All keys and values so far, the new ones included, as the codecs store them."""
-        start, end = self.offset, self.offset + keys.shape[2]
+        start, end, spec = self.offset, self.offset + keys.shape[2], self.spec
         self.keys = _grown(self.keys, keys, end)
         self.values = _grown(self.values, values, end)
-        self.keys[..., start:end, :] = self.spec.k.roundtrip(keys)
-        self.values[..., start:end, :] = self.spec.v.roundtrip(values)
+        if spec.retention.idle:
+            self.keys[..., start:end, :] = spec.stored_keys(keys, start)
+            self.values[..., start:end, :] = spec.v.roundtrip(values)
+        else:
+            self.keys[..., start:end, :] = spec.raw(spec.k, keys)
+            self.values[..., start:end, :] = spec.raw(spec.v, values)
+            self._compress(spec.retention.compressed(start, end - start))
         self.offset = end
         return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def settle(self) -> None:
+        """Compresses all that is to be when single tokens come next."""
+        if not self.spec.retention.idle:
+            self._compress(self.spec.retention.settled(self.offset))
+
+    def _compress(self, count: int) -> None:
+        first = max(self._compressed, self.spec.retention.sink)
+        if count > first and self.keys is not None and self.values is not None:
+            part = slice(first, count)
+            self.keys[..., part, :] = self.spec.stored_keys(self.keys[..., part, :], first)
+            self.values[..., part, :] = self.spec.v.roundtrip(self.values[..., part, :])
+            self._compressed = count
 
     def make_mask(
         self,
@@ -98,6 +136,7 @@ class SequenceCache:
         """Drops the newest `n` tokens, as many as there are; returns how many."""
         n = min(n, self.offset)
         self.offset -= n
+        self._compressed = min(self._compressed, self.offset)
         return n
 
     def keep(self, places: Sequence[int]) -> None:
@@ -148,6 +187,7 @@ class RowCache:
 
     def insert(self, row: int, sequence: SequenceCache) -> None:
         """Puts a prefilled sequence of batch size 1 in `row`, replacing whatever was there."""
+        sequence.settle()
         for name, new in (("keys", sequence.keys), ("values", sequence.values)):
             if new is None:
                 raise ValueError("only a prefilled sequence can join a batch")
@@ -159,7 +199,7 @@ class RowCache:
             setattr(self, name, store)
 
     def keep(self, row: int, places: Sequence[int]) -> None:
-        """Moves what is at `places` of a row, which are ascending, to its beginning; the row's length is the caller's."""
+        """Moves what is at ascending `places` of a row to its beginning; the row's length is the caller's."""
         index = mx.array(places)
         for name in ("keys", "values"):
             store = getattr(self, name)
@@ -172,9 +212,29 @@ class RowCache:
         span = self.rows.span
         self.keys = _grown(self.keys, keys, span)
         self.values = _grown(self.values, values, span)
-        self.keys[self.rows.index, :, self.rows.offsets] = self.spec.k.roundtrip(keys)[:, :, 0]
-        self.values[self.rows.index, :, self.rows.offsets] = self.spec.v.roundtrip(values)[:, :, 0]
+        at, spec = (self.rows.index, slice(None), self.rows.offsets), self.spec
+        if spec.retention.idle:
+            self.keys[at] = spec.stored_keys(keys, self.rows.offsets)[:, :, 0]
+            self.values[at] = spec.v.roundtrip(values)[:, :, 0]
+        else:
+            self.keys[at] = spec.raw(spec.k, keys)[:, :, 0]
+            self.values[at] = spec.raw(spec.v, values)[:, :, 0]
+            self._compress_leaving()
         return self.keys[..., :span, :], self.values[..., :span, :]
+
+    def _compress_leaving(self) -> None:
+        """Compresses the one token of each row that is no longer among the newest."""
+        leaving = self.rows.offsets - self.spec.retention.residual
+        due = (leaving >= self.spec.retention.sink)[:, None, None, None]
+        position = mx.maximum(leaving, 0)
+        at = (self.rows.index, slice(None), position)
+        for store, stored in (
+            (self.keys, lambda x: self.spec.stored_keys(x, position)),
+            (self.values, self.spec.v.roundtrip),
+        ):
+            assert store is not None
+            old = store[at][:, :, None]
+            store[at] = mx.where(due, stored(old), old)[:, :, 0]
 
     def make_mask(
         self,

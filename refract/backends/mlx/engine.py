@@ -29,6 +29,7 @@ _OPTIONS: Mapping[str, str] = {
     "chunk": "128",  # tokens a prefill pass takes; longer ones waste more masked attention
     "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
 }
+_BY_PREFILL = frozenset({Capability.KL_PREFILL, Capability.KL_DEEP})
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _MOST: Mapping[str, int] = {"batch": 1024, "chunk": 1 << 16}
 # On a CPU 256 and 512 tokens a pass give the same bits as each other, and others than 128.
@@ -54,8 +55,9 @@ class MLXEngine:
         return prepare_blas()
 
     def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
-        """Everything: prefill reads what the cache stores, so both KL protocols see the compression."""
-        return frozenset(Capability)
+        """Everything where prefill reads what the cache stores, so that both KL protocols see the compression."""
+        raw = kv.get("residual") != "0" or kv.get("prefill") == "raw"
+        return frozenset(Capability) - (_BY_PREFILL if raw else frozenset())
 
     def check(self, model: str) -> list[Check]:
         """Packages, BLAS, device and the model's files."""

@@ -11,7 +11,9 @@ from refract.backends.mlx.codecs.base import Codec
 from refract.backends.mlx.codecs.rotations import Rotated, kind_of
 from refract.backends.mlx.codecs.sketch import Sketched
 from refract.backends.mlx.codecs.turbo import Turbo
+from refract.backends.mlx.key_bias import Shift
 from refract.backends.mlx.model import SplitModel
+from refract.backends.mlx.retention import EVERYTHING, Retention
 from refract.errors import ConfigMismatchError, ModelError
 from refract.work import EffectiveKV
 
@@ -36,15 +38,18 @@ class RecordingCache(SequenceCache):
 
 
 def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -> tuple[EffectiveKV, int]:
-    """What the caches hold after two tokens, one at a time, went through the model, and the width of its logits.
+    """What the caches hold after some tokens went through the model, and the width of its logits.
+
+    Two tokens, one at a time; where some stay raw as many more, so that a few have left the newest ones.
 
     `own`: (K, V) a layer to take the side's format from.
 
     Raises: ModelError when a layer never wrote to its cache; ConfigMismatchError as `verify` does.
     """
     caches = [RecordingCache(spec) for spec in specs]
-    for token in (0, 1):
-        logits = model.head(model.trunk(mx.array([[token]]), cache=caches))
+    raw = max(spec.retention.sink + spec.retention.residual for spec in specs)
+    for tokens in ([0] * (raw + 1), [1]):
+        logits = model.head(model.trunk(mx.array([tokens]), cache=caches)[:, -1:])
         mx.eval(logits)
     unused = [layer for layer, cache in enumerate(caches) if cache.read is None]
     if unused:
@@ -64,7 +69,12 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -
         layers=len(specs),
         layers_compressed=sum(spec.compressed for spec in specs),
         bytes_per_token=size,
-        notes=(*_window_notes(specs), *_rotation_notes(caches, own), *_other_notes(specs, own)),
+        notes=(
+            *_window_notes(specs),
+            *_rotation_notes(caches, own),
+            *_kept_notes(specs, own),
+            *_other_notes(specs, own),
+        ),
     )
     return effective, int(logits.shape[-1])
 
@@ -76,11 +86,12 @@ def verify(caches: Sequence[RecordingCache]) -> None:
     Raises: ConfigMismatchError, which names the first layer and side that does not.
     """
     for layer, cache in enumerate(caches):
-        codecs = (cache.spec.k, cache.spec.v)
-        for side, codec, parts, read in zip(
-            "KV", codecs, zip(*cache.given, strict=True), cache.read or (), strict=True
+        spec = cache.spec
+        sides = (("K", spec.k, spec.key_shift), ("V", spec.v, None))
+        for (side, codec, shift), parts, read in zip(
+            sides, zip(*cache.given, strict=True), cache.read or (), strict=True
         ):
-            found = difference(codec, parts, read)
+            found = difference(codec, parts, read, shift=shift, retention=spec.retention)
             if found is not None:
                 raise ConfigMismatchError(
                     f"layer {layer} should store {side} as {codec.name}, and {found}",
@@ -88,12 +99,29 @@ def verify(caches: Sequence[RecordingCache]) -> None:
                 )
 
 
-def difference(codec: Codec, parts: Sequence[mx.array], read: mx.array) -> str | None:
-    """What is wrong with `read` (B, H, n, D) as what `codec` leaves of `parts` written one after the other, or None."""
+def difference(
+    codec: Codec,
+    parts: Sequence[mx.array],
+    read: mx.array,
+    *,
+    shift: Shift | None = None,
+    retention: Retention = EVERYTHING,
+) -> str | None:
+    """What is wrong with `read` (B, H, n, D) as what `codec` leaves of `parts` written one after the other, or None.
+
+    `shift` is taken off first and put back; what `retention` keeps raw is as it came, in 16 bits.
+    """
     raw = mx.concatenate(list(parts), axis=2).astype(mx.float32)
     if read.shape != raw.shape:
         return f"gives back the shape {read.shape} for {raw.shape}"
-    left = mx.concatenate([codec.roundtrip(part) for part in parts], axis=2).astype(mx.float32)
+    if keeps := codec.bits_per_value < 16 and not retention.idle:
+        raw = raw.astype(mx.float16).astype(mx.float32)  # all are in 16 bits first
+    known = 0.0 if shift is None else shift(0, raw.shape[2]).astype(mx.float32)
+    left = codec.roundtrip(raw - known).astype(mx.float32) + known
+    if keeps:
+        place = mx.arange(raw.shape[2])[:, None]
+        compressed = (place >= retention.sink) & (place < raw.shape[2] - retention.residual)
+        left = mx.where(compressed, left, raw)
     given_back = read.astype(mx.float32)
     allowed = _OF_ERROR * _norm(left - raw) + _OF_NORM * _norm(raw)
     if not _norm(given_back - left) <= allowed:
@@ -121,6 +149,13 @@ def _rotation_notes(caches: Sequence[RecordingCache], own: tuple[int, int]) -> I
         if isinstance(codec, Sketched):
             sketch, of = codec.sketch, "what its codes leave" if codec.codec else "itself"
             yield f"{side} is stored with {sketch.count} signs ({sketch.kind}, seed {sketch.seed}) of {of}"
+
+
+def _kept_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> Iterator[str]:
+    if any(spec.key_shift is not None for spec in specs):
+        yield "the rotated bias of the key projection is taken off K before it is stored and put back on reading"
+    if note := specs[min(own)].retention.note:
+        yield note
 
 
 def rotation_of(codec: Codec, dim: int) -> tuple[str, int] | None:

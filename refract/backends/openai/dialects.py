@@ -64,7 +64,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 grammar=True,
             ),
             Dialect(name="vllm", title="vLLM", fields={**_IDS, **_NO_SAMPLER}, salt="cache_salt"),
-            Dialect(name="sglang", title="SGLang", fields={**_IDS, **_NO_SAMPLER}),
+            Dialect(name="sglang", title="SGLang", fields={**_IDS, **_NO_SAMPLER}, salt="cache_salt"),
         )
     }
 )

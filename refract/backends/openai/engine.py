@@ -11,6 +11,7 @@ from refract.backends._asking import Asker, ListedSession
 from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
 from refract.backends._options import refuse_no_number, refuse_unknown
+from refract.backends._sanity import refuse_garbage, sanity_window
 from refract.backends._servers import (
     Places,
     Role,
@@ -63,6 +64,7 @@ class OpenAIEngine:
         self._cache_dir = cache_dir
         self._models: dict[str, ModelSource] = {}
         self._offers: dict[str, Offer] = {}
+        self._gone: dict[str, IncompleteError] = {}  # asked in vain once, and waited for
         self._checked = False
         _check_options(self._options)
         places = read_places(self._options)
@@ -173,8 +175,13 @@ class OpenAIEngine:
                 f" {spec.max_tokens}",
                 hint="start it with a longer context",
             )
+        asker = _asker(self._client(url, offer.dialect.title), offer, tokenizer)
+        if offer.raw:
+            text = sanity_window(tokenizer)
+            found = asker.force(text.tokens[: text.start], text.tokens[text.start :], 1)
+            refuse_garbage(found.logprobs, tokenizer.vocab_size, offer.title, str(spec.kv))
         yield ListedSession(
-            asker=_asker(self._client(url, offer.dialect.title), offer, tokenizer),
+            asker=asker,
             blobs=blobs,
             effective_kv=stated_kv(source, spec.kv, _notes(offer, options)),
             vocab_size=tokenizer.vocab_size,
@@ -223,17 +230,16 @@ class OpenAIEngine:
         One build answers both sides of a run. Raises: IncompleteError, EngineError.
         """
         model = model or next(iter(self._models), "")
-        gone: IncompleteError | None = None
-        for url in dict.fromkeys((self._places.of(role), *self._places.every)):
-            if not url:
+        for url in dict.fromkeys(filter(None, (self._places.of(role), *self._places.every))):
+            if url in self._gone:
                 continue
             try:
                 return self._offer(url, model)
             except IncompleteError as error:
-                gone = error
+                self._gone[url] = error
         known = from_facts(recall(self._cache_dir, self._memory(model)) or {})
         if known is None:
-            raise gone or absent(self.name, role, "a server")
+            raise next(iter(self._gone.values()))
         return known
 
     def _memory(self, model: str) -> str:

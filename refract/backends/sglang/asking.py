@@ -65,15 +65,19 @@ class SGLangAsker:
         return _nested(scored, [entry[0] for entry in own], rows, count)
 
     def force(self, prompt: TokenIds, tokens: TokenIds, count: int) -> Listing:
-        """What is listed at each of `tokens`: step by step, all but the newest token from the cache."""
-        space = _own_space()
-        return joined([self._step((*prompt, *tokens[:i]), tokens[i], count, space, i > 0) for i in range(len(tokens))])
+        """What is listed at each of `tokens`: step by step, all but the newest token from the cache.
 
-    def _step(self, context: TokenIds, token: int, count: int, space: str, further: bool) -> Listing:
+        The prompt is put there first but for its last token, so that the first of `tokens` too is read from it.
+        """
+        space = _own_space()
+        if len(prompt) > 1:
+            self._asked(prompt[:-1], {"max_new_tokens": 1, "ignore_eos": True}, None, space, cached=0)
+        return joined([self._step((*prompt, *tokens[:i]), token, count, space) for i, token in enumerate(tokens)])
+
+    def _step(self, context: TokenIds, token: int, count: int, space: str) -> Listing:
         wanted = {"top_logprobs_num": count, "token_ids_logprob": [token]}
-        cached = len(context) - 1 if further else 0
-        answer = self._asked(context, {"max_new_tokens": 1, "ignore_eos": True}, wanted, space, cached=cached)
-        meta = answer["meta_info"]
+        once = {"max_new_tokens": 1, "ignore_eos": True}
+        meta = self._asked(context, once, wanted, space, cached=len(context) - 1)["meta_info"]
         (own,) = _rows(meta, "output_token_ids_logprobs", 1)
         return _nested((token,), [own[0][0]], _rows(meta, "output_top_logprobs", 1), count)
 

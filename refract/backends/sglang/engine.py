@@ -12,7 +12,6 @@ from pathlib import Path
 
 from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
-from refract.backends._options import refuse_no_number, refuse_unknown
 from refract.backends._servers import Places, read_places, role_of, shown
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
@@ -22,30 +21,13 @@ from refract.backends.sglang.facts import READS_CACHE_IN_PREFILL, ServerFacts, a
 from refract.backends.sglang.kvtypes import FLAGS, CacheShape, cache_shape, check_supported, effective_kv, serves
 from refract.backends.sglang.launch import defaults, environment, serving
 from refract.backends.sglang.model import check_same_model
-from refract.backends.sglang.running import Memory, Servers, other_type
+from refract.backends.sglang.options import FREE, ON, OPTIONS, arguments_of, check_options
+from refract.backends.sglang.running import Memory, Servers, other_type, there
 from refract.backends.sglang.session import SGLangSession
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
-from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError, UsageError
+from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError
 from refract.kv import KVConfig
 
-_OPTIONS: Mapping[str, str] = {
-    "url": "",
-    "reference_url": "",
-    "candidate_url": "",
-    "reference_kv": "",
-    "candidate_kv": "",
-    "launch": "",
-    "python": "",  # the interpreter of SGLang's own environment; this one without it
-    "parallel": "1",
-    "top_k": "1000",  # tokens listed for a divergence
-    "timeout_s": "600",  # for one answer
-    "patience_s": "30",  # for a server that is not there, or busy
-    "ready_s": "900",  # for a server to load its model
-}
-_FREE = frozenset({"timeout_s", "patience_s", "ready_s", "launch"})  # options that change no answer
-_NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s", "ready_s")
-_MOST = 1 << 20
-_ON = ("1", "true", "yes", "on")
 _CONTROL_CHUNKS = ("64", "128")
 _STEPS = frozenset({Capability.SCORE_TOKENS, Capability.KL_DECODE, Capability.KEEP_BASE})
 _PASSES = frozenset({Capability.KL_PREFILL, Capability.KL_DEEP})
@@ -59,12 +41,12 @@ class SGLangEngine:
 
     def __init__(self, options: Mapping[str, str] | None = None, cache_dir: Path | None = None) -> None:
         """Raises: UsageError for an option it cannot take, for no server, and for one server as both sides."""
-        self._options = dict(_OPTIONS) | dict(options or {})
+        self._options = dict(OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
         self._models: dict[str, ModelSource] = {}
         self._reference: ServerFacts | None = None  # whatever candidates are compared with
         places = read_places(self._options)
-        _check_options(self._options, places)
+        check_options(self._options, places)
         self._servers = None if places is None else _servers(places, self._options)
 
     @cached_property
@@ -104,7 +86,7 @@ class SGLangEngine:
             self._servers.refuse_one()
         else:
             found = self.installation
-            found.flags(_arguments(self._options))
+            found.flags(arguments_of(self._options))
             _check_type(kv, found)
 
     def tokenizer(self, model: str) -> HFTokenizer:
@@ -115,7 +97,7 @@ class SGLangEngine:
         """The longest sequence that the model was trained for and the servers take."""
         own = self._source(model).context_length
         if self._servers is None:
-            limits = [_arguments(self._options).get("context_length", str(own))]
+            limits = [arguments_of(self._options).get("context_length", str(own))]
         else:
             answers = [self._servers.glance(url) for url in self._servers.places.every]
             limits = [facts.arguments.get("context_length", str(own)) for facts in answers if facts]
@@ -124,7 +106,7 @@ class SGLangEngine:
     def identify(self, spec: LoadSpec) -> Identity:
         """The version, the model's files, and every argument that can change an answer."""
         options = self._effective(spec)
-        kept = {name: value for name, value in options.items() if name not in PLACES | _FREE}
+        kept = {name: value for name, value in options.items() if name not in PLACES | FREE}
         if self._servers is None:
             found = self.installation
             version, more = found.version, {"device": found.device, "threads": os.environ.get("OMP_NUM_THREADS", "")}
@@ -178,7 +160,7 @@ class SGLangEngine:
         source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
         shape, lanes = cache_shape(source.path), int(options["parallel"])
         with self._client(spec, source, options) as client:
-            facts = ask_facts(client)
+            facts = ask_facts(client) if self._servers is None else there(client, spec.kv)
             self._accept(spec, facts, shape, client.url)
             unsure = check_same_model(client, facts, source, tokenizer, self._cache_dir)
             effective = effective_kv(spec.kv, facts, shape)
@@ -198,7 +180,7 @@ class SGLangEngine:
         if self._servers is not None:
             yield self._servers.client(role_of(spec.kv, self._options), spec.kv)
             return
-        found, asked = self.installation, _arguments(options)
+        found, asked = self.installation, arguments_of(options)
         taken = found.names(asked)
         ours = defaults(found, spec.max_tokens, int(options["parallel"]))
         words = found.flags({name: value for name, value in ours.items() if name not in taken} | asked)
@@ -225,13 +207,12 @@ class SGLangEngine:
                 f"the server takes sequences of {limit} tokens, this run needs {spec.max_tokens}",
                 hint="start it with a longer --context-length",
             )
-        if role_of(spec.kv, self._options) == "reference":
-            self._reference = facts
-        elif self._reference is not None and (found := difference(self._reference, facts)):
+        if self._reading(spec.kv)[0] and not facts.prefill_reads_cache:
             raise ConfigMismatchError(
-                f"the servers of the reference and of {spec.kv} differ in more than their KV type: {found}",
-                hint="start both with the same arguments but --kv-cache-dtype",
+                f"the server's attention is {facts.attention}, whose prompts do not read the cache they are scored by",
+                hint="start it with --attention-backend torch_native, or name the one it has with --engine-arg",
             )
+        self._compare(spec.kv, facts)
         if self._servers is not None:
             self._memory(spec.model, spec.kv).keep(facts)
             Memory(self._cache_dir, url).keep(facts)
@@ -241,11 +222,23 @@ class SGLangEngine:
         assert self._servers is not None
         role, shape = role_of(kv, self._options), cache_shape(self._source(model).path)
         facts = self._servers.glance(self._servers.places.of(role))
-        if facts is None or not serves(kv, facts, shape):
-            facts = self._memory(model, kv).facts()
+        if facts is not None and serves(kv, facts, shape):
+            self._compare(kv, facts)
+            return facts
+        facts = self._memory(model, kv).facts()
         if role == "reference":
             self._reference = facts
         return facts
+
+    def _compare(self, kv: KVConfig, facts: ServerFacts) -> None:
+        """Refuses a candidate's server that differs from the reference's in more than its cache."""
+        if role_of(kv, self._options) == "reference":
+            self._reference = facts
+        elif self._reference is not None and (found := difference(self._reference, facts)):
+            raise ConfigMismatchError(
+                f"the servers of the reference and of {kv} differ in more than their KV type: {found}",
+                hint="start both with the same arguments but --kv-cache-dtype",
+            )
 
     def _memory(self, model: str, kv: KVConfig) -> Memory:
         return Memory(self._cache_dir, f"{fingerprint(self._source(model).files, self._cache_dir)} {kv}")
@@ -253,9 +246,10 @@ class SGLangEngine:
     def _reading(self, kv: KVConfig) -> tuple[bool, bool]:
         """Whether prompts can be scored in one pass, which has to read the cache back, and in steps."""
         if self._servers is None:
-            own = defaults(self.installation, 0, 1) | _arguments(self._options)
+            own = defaults(self.installation, 0, 1) | arguments_of(self._options)
             passes = own.get("attention_backend") in READS_CACHE_IN_PREFILL
-            return passes, own.get("disable_radix_cache", "").lower() not in _ON
+            apart = own.get("disable_radix_cache", "").lower() not in ON and own.get("page_size", "1") == "1"
+            return passes, apart
         url = self._servers.places.of(role_of(kv, self._options))
         facts = self._servers.any_facts(role_of(kv, self._options)) or Memory(self._cache_dir, url).facts()
         return (facts.prefill_reads_cache, facts.steps) if facts else (False, True)
@@ -263,7 +257,7 @@ class SGLangEngine:
     def _effective(self, spec: LoadSpec) -> dict[str, str]:
         """Every option with its value: the spec's own over those the engine was made with."""
         options = self._options | dict(spec.options)
-        _check_options(options, self._servers.places if self._servers else None)
+        check_options(options, self._servers.places if self._servers else None)
         return options
 
     def _source(self, model: str) -> ModelSource:
@@ -277,11 +271,6 @@ class SGLangEngine:
 
 def _servers(places: Places, options: Mapping[str, str]) -> Servers:
     return Servers(places=places, timeout_s=float(options["timeout_s"]), patience_s=float(options["patience_s"]))
-
-
-def _arguments(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that are SGLang's own arguments."""
-    return {name: value for name, value in options.items() if name not in _OPTIONS}
 
 
 def _check_type(kv: KVConfig, installation: Installation) -> None:
@@ -299,19 +288,3 @@ def _notes(facts: ServerFacts, lanes: int) -> list[str]:
     if speculative := facts.arguments.get("speculative_algorithm"):
         notes.append(f"the server decodes speculatively ({speculative})")
     return notes
-
-
-def _check_options(options: Mapping[str, str], places: Places | None) -> None:
-    launch = options.get("launch", "").lower() in _ON
-    if places is not None and launch:
-        raise UsageError("--launch starts servers, and an address of one is given too", hint="leave one of them out")
-    if places is None and not launch:
-        raise UsageError(
-            "the sglang backend asks servers, and no address of one is given",
-            hint="give --url, or --reference-url and --candidate-url, or --launch to have them started here",
-        )
-    if places is not None:
-        refuse_unknown("sglang", options, list(_OPTIONS))  # a running server takes no arguments
-    for name in _NUMBERS:
-        if value := options.get(name, ""):
-            refuse_no_number(name, value, most=_MOST, default=_OPTIONS[name])

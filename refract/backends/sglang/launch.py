@@ -19,6 +19,7 @@ from refract.errors import EngineError, IncompleteError, ModelError, RefractErro
 
 _HOST = "127.0.0.1"
 _WAIT_S = 0.25
+_HEALTH_S = 30.0  # it generates a token to answer, and gives itself 20 seconds
 _STARTS = 3  # another program may take the port between its choice and its use
 _KILLED = 128 + 9
 _SPARE_TOKENS = 64
@@ -130,7 +131,7 @@ def _keep(text: str, log: Path | None) -> None:
 
 
 def _await(url: str, process: Child, ready_s: float) -> None:
-    client = Client(url=url, name="SGLang", timeout_s=10.0, patience_s=0.0)
+    client = Client(url=url, name="SGLang", timeout_s=_HEALTH_S, patience_s=0.0)
     until = time.monotonic() + ready_s
     while True:
         if process.status is not None:

@@ -89,6 +89,18 @@ def started(kv: KVConfig) -> str:
     return f"python -m sglang.launch_server with --kv-cache-dtype {FLAGS[kv.k.name]} and its other arguments unchanged"
 
 
+def there(client: Client, kv: KVConfig) -> ServerFacts:
+    """What the server that is to answer for `kv` says of itself.
+
+    Raises: IncompleteError when there is none at its address, with what to start; EngineError when it is no SGLang.
+    """
+    try:
+        return ask_facts(client)
+    except IncompleteError as error:
+        hint = f"start {started(kv)} at this address and run the same command again: what is answered is kept"
+        raise IncompleteError(error.message, hint=hint) from None
+
+
 def other_type(
     kv: KVConfig, facts: ServerFacts, shape: CacheShape, *, url: str, shared: bool, options: Mapping[str, str]
 ) -> RefractError:

@@ -17,6 +17,7 @@ from refract.backends._completions import (
 )
 from refract.backends._http import Client
 from refract.backends._listed import Listing
+from refract.backends.vllm.http_facts import FORCED
 from refract.engine import Tokenizer
 from refract.errors import EngineError
 from refract.work import TokenIds
@@ -48,6 +49,7 @@ class VLLMAsker:
     client: Client
     tokenizer: Tokenizer
     model: str
+    forces: bool = False
 
     def generate(self, prompt: TokenIds, most: int, count: int) -> Continued:
         """The greedy continuation of up to `most` tokens, with `count` listed at each (0: none).
@@ -73,8 +75,13 @@ class VLLMAsker:
         The first is listed after the prompt, as in a free run. Each other is the second token of a request whose first
         is forced too: its list comes from a decode step, which reads all of the compressed cache, where the pass over a
         prompt may attend to keys that are not compressed yet. The requests of one text share what they have cached.
+        A server that `forces` writes all of them in one request.
         """
         salt = secrets.token_hex(24)
+        if self.forces:
+            forced = {"vllm_xargs": {FORCED: list(tokens)}, "ignore_eos": True}
+            choice = self._ask(prompt, len(tokens), count, cache_salt=salt, **forced)
+            return to_listing(self._forced(choice, tokens, count), tokens, count, self.client.name)
         entries = [self._single(prompt, tokens[0], count, salt)]
         for place in range(1, len(tokens)):
             entries.append(self._second((*prompt, *tokens[: place - 1]), tokens[place - 1], tokens[place], count, salt))
@@ -89,27 +96,31 @@ class VLLMAsker:
     def _single(self, prompt: TokenIds, token: int, count: int, salt: str) -> Entry:
         """What is listed after `prompt` when only `token` is allowed there."""
         choice = self._ask(prompt, 1, count, cache_salt=salt, allowed_token_ids=[token])
-        return self._forced(choice, (token,), count)
+        return self._forced(choice, (token,), count)[-1]
 
     def _second(self, prompt: TokenIds, first: int, second: int, count: int, salt: str) -> Entry:
         """What is listed where `second` stands, when `prompt` is followed by `first`.
 
         The bias of `second` is the larger, but it ends the sequence, and that may not be its first token (min_tokens).
+        Nor may an end of the sequence be, which is made a part of the prompt.
         """
+        if first in self.tokenizer.eos_ids:
+            return self._single((*prompt, first), second, count, salt)
         forcing: dict[str, Any] = {"logit_bias": {str(first): _BIAS / 2, str(second): _BIAS}, "ignore_eos": True}
         if first != second:
             forcing |= {"stop_token_ids": [second], "min_tokens": 1}
         choice = self._ask(prompt, 2, count, cache_salt=salt, allowed_token_ids=[*{first, second}], **forcing)
-        return self._forced(choice, (first, second), count)
+        return self._forced(choice, (first, second), count)[-1]
 
-    def _forced(self, choice: dict[str, Any], wanted: TokenIds, count: int) -> Entry:
+    def _forced(self, choice: dict[str, Any], wanted: TokenIds, count: int) -> list[Entry]:
+        """What is listed at each of the tokens that had to be written. Raises: EngineError where others were."""
         tokens, entries = self._read(choice, count)
         if tokens != wanted:
             raise EngineError(
-                f"{self.client.name} gave the tokens {tokens} where {wanted} were forced",
+                f"{self.client.name} gave the tokens {str(tokens)[:40]} where {str(wanted)[:40]} were forced",
                 hint="use vLLM 0.11 or later, without speculative decoding",
             )
-        return entries[-1]
+        return entries
 
     def _ask(self, prompt: TokenIds, most: int, count: int, **more: Any) -> dict[str, Any]:
         body = {"model": self.model, "prompt": list(prompt), "max_tokens": most}

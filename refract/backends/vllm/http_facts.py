@@ -17,6 +17,7 @@ _CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _LISTS = (100, 20)  # lengths to try when the one that is wanted is refused; vLLM's own limit is 20 unless told
+FORCED = "refract_forced"  # as refract.backends.vllm.inside.forcing calls it, which imports vLLM
 _TEXT = "The lighthouse keeper counted 17 ships."
 _SERVE = "start it with vllm serve, and with metrics (they are on unless --disable-log-stats is given)"
 
@@ -40,11 +41,13 @@ class ServerFacts:
     memory_bytes: int = 0
     started: str = ""
     listed: int = 0
+    forces: bool = False  # has the logits processor of `refract.backends.vllm.inside.forcing`
 
     @property
     def lasting(self) -> dict[str, str]:
         """What is the same for every configuration of one build, as texts."""
-        return {"version": self.version, "context": str(self.context), "listed": str(self.listed)}
+        numbers = {"context": str(self.context), "listed": str(self.listed)}
+        return {"version": self.version, **numbers, "forces": str(self.forces)}
 
 
 def read_facts(client: Client, tokenizer: Tokenizer, *, model: str, wanted: int) -> ServerFacts:
@@ -55,7 +58,7 @@ def read_facts(client: Client, tokenizer: Tokenizer, *, model: str, wanted: int)
     """
     entry = _served(client, model)
     cache = cache_config(client.text("/metrics"), client.name)
-    version = client.get("/version")
+    version, prober = client.get("/version"), _Prober(client, tokenizer, str(entry["id"]))
     _compare_tokenizer(client, tokenizer, str(entry["id"]))
     return ServerFacts(
         version=str(version.get("version", "")) if isinstance(version, dict) else "",
@@ -68,7 +71,8 @@ def read_facts(client: Client, tokenizer: Tokenizer, *, model: str, wanted: int)
         blocks=_number(cache.get("num_gpu_blocks")),
         memory_bytes=_number(cache.get("kv_cache_memory_bytes")),
         started=start_time(client) or "",
-        listed=_longest(client, tokenizer, str(entry["id"]), min(wanted, tokenizer.vocab_size)),
+        listed=prober.longest(min(wanted, tokenizer.vocab_size)),
+        forces=prober.forces(),
     )
 
 
@@ -122,22 +126,37 @@ def _compare_tokenizer(client: Client, tokenizer: Tokenizer, model: str) -> None
         )
 
 
-def _longest(client: Client, tokenizer: Tokenizer, model: str, wanted: int) -> int:
-    """The longest list it gives, up to `wanted`. Raises: EngineError when it gives none by token id."""
-    prompt = list(tokenizer.encode(_TEXT, add_special=True))
-    for listed in (wanted, *(length for length in _LISTS if length < wanted)):
-        body = {"model": model, "prompt": prompt, "max_tokens": 1, "logprobs": listed, "temperature": 0}
-        ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+class _Prober:
+    """Asks for one token after a short text."""
+
+    def __init__(self, client: Client, tokenizer: Tokenizer, model: str) -> None:
+        self.client = client
+        self.body = {"model": model, "prompt": list(tokenizer.encode(_TEXT, add_special=True)), "max_tokens": 1}
+        self.body |= {"temperature": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        self.unlikely = tokenizer.encode("a")[0]  # after a full stop
+
+    def longest(self, wanted: int) -> int:
+        """The longest list it gives, up to `wanted`. Raises: EngineError when it gives none by token id."""
+        for listed in (wanted, *(length for length in _LISTS if length < wanted)):
+            choice = self._choice(logprobs=listed)
+            entries = read_entries(choice, self.client.name) if choice else None
+            if choice and entries and token_ids(choice, entries) and len(entries[0].top) >= listed:
+                return listed
+        raise EngineError(f"{self.client.name} lists no probable tokens by id", hint="use vLLM 0.11 or later")
+
+    def forces(self) -> bool:
+        """Whether it writes the tokens that a request brings."""
+        choice = self._choice(vllm_xargs={FORCED: [self.unlikely]})
+        return choice is not None and token_ids(choice, None) == (self.unlikely,)
+
+    def _choice(self, **more: Any) -> dict[str, Any] | None:
+        """The one choice; None where the server refuses the request."""
         try:
-            choice = only_choice(client.post("/v1/completions", body | ids), client.name)
+            return only_choice(self.client.post("/v1/completions", self.body | more), self.client.name)
         except RefusedError as error:
             if error.status >= 500:
                 raise
-            continue
-        entries = read_entries(choice, client.name)
-        if entries and token_ids(choice, entries) and len(entries[0].top) >= listed:
-            return listed
-    raise EngineError(f"{client.name} lists no probable tokens by id", hint="use vLLM 0.11 or later")
+            return None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from refract.backends._asking import ListedSession
 from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
 from refract.backends._options import refuse_no_number, refuse_unknown
+from refract.backends._sanity import refuse_garbage, sanity_window
 from refract.backends._servers import (
     Role,
     absent,
@@ -62,6 +63,7 @@ class HTTPVLLM:
         self._options = dict(_OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
         self._models: dict[str, ModelSource] = {}
+        self._known: dict[str, dict[str, str]] = {}
         self._checked = False
         _check_options(self._options)
         places = read_places(self._options)
@@ -121,7 +123,7 @@ class HTTPVLLM:
             model=fingerprint(self._source(spec.model).files, self._cache_dir),
             kv=str(spec.kv),
             max_tokens=0,
-            options={**kept, "way": "server", "listed": known["listed"]},
+            options={**kept, "way": "server", "listed": known["listed"], "forces": known["forces"]},
         )
 
     def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
@@ -164,8 +166,12 @@ class HTTPVLLM:
                 f" {spec.max_tokens}",
                 hint=f"start it with --max-model-len {spec.max_tokens} or more",
             )
+        asker = VLLMAsker(client=self._client(url), tokenizer=tokenizer, model=facts.model, forces=facts.forces)
+        text = sanity_window(tokenizer)
+        plain = asker.force(text.tokens[: text.start], text.tokens[text.start :], 1)
+        refuse_garbage(plain.logprobs, tokenizer.vocab_size, "vLLM", facts.cache_dtype)
         yield ListedSession(
-            asker=VLLMAsker(client=self._client(url), tokenizer=tokenizer, model=facts.model),
+            asker=asker,
             blobs=blobs,
             effective_kv=effective(source, spec.kv, asked, facts, _notes(facts, options)),
             vocab_size=tokenizer.vocab_size,
@@ -185,16 +191,20 @@ class HTTPVLLM:
         )
 
     def _refuse_one_server(self, model: str) -> None:
-        """Raises: UsageError when both addresses reach one process, ConfigMismatchError for two versions."""
+        """Raises: UsageError when both addresses reach one process, ConfigMismatchError for unlike servers."""
         first, second = (self._facts(url, model) for url in self._places.every)
         if first.started and (first.started, first.cache_dtype) == (second.started, second.cache_dtype):
             raise one_server(" and ".join(map(shown, self._places.every)) + " are one process")
-        if first.version != second.version:
-            raise ConfigMismatchError(
-                f"the reference's server is vLLM {first.version}, the candidate's {second.version}: their difference"
-                " would be measured too",
-                hint="start both from one version",
-            )
+        for what, own, other in (
+            ("its version", first.version, second.version),
+            ("the longest list of probable tokens", str(first.listed), str(second.listed)),
+            ("whether it has refract's logits processor", str(first.forces), str(second.forces)),
+        ):
+            if own != other:
+                raise ConfigMismatchError(
+                    f"the two servers differ in {what}: {own} for the reference, {other} for the candidate",
+                    hint="start both alike but for --kv-cache-dtype",
+                )
 
     def _facts(self, url: str, model: str) -> ServerFacts:
         """What the server at `url` says now. Raises: IncompleteError, EngineError."""
@@ -208,15 +218,20 @@ class HTTPVLLM:
 
         One version answers both sides of a run. Raises: IncompleteError, EngineError.
         """
-        gone: IncompleteError | None = None
+        if model not in self._known:
+            self._known[model] = self._found(model)
+        return self._known[model]
+
+    def _found(self, model: str) -> dict[str, str]:
+        gone = []
         for url in self._places.every:
             try:
                 return self._facts(url, model).lasting
             except IncompleteError as error:
-                gone = error
+                gone.append(error)
         known = recall(self._cache_dir, self._memory(model))
-        if known is None or not known.keys() >= {"version", "context", "listed"}:
-            raise gone or absent("vLLM", "reference", "vllm serve")
+        if known is None or not known.keys() >= {"version", "context", "listed", "forces"}:
+            raise gone[0]
         return known
 
     def _memory(self, model: str) -> str:
@@ -242,6 +257,10 @@ def _notes(facts: ServerFacts, options: Mapping[str, str]) -> tuple[str, ...]:
         notes.append(
             f"it lists {facts.listed} probable tokens: start it with --max-logprobs {options['top_k']} for more"
         )
+    if facts.forces:
+        notes.append("a text is forced in one request by refract's logits processor")
+    else:
+        notes.append("a text is forced one token a request: with refract's logits processor it is one request")
     if (parallel := int(options["parallel"])) > 1:
         notes.append(f"{parallel} requests at once: answers may depend on their neighbours")
     return tuple(notes)

@@ -349,6 +349,15 @@ def test_something_else_than_an_openai_server(folder: Path) -> None:
             engine.identify(LoadSpec(model=str(folder), kv=PLAIN, max_tokens=50))
 
 
+def test_a_server_that_computes_no_model(folder: Path, tmp_path: Path) -> None:
+    with (
+        two(folder, tmp_path, other={"sane": False}) as run,
+        run.load(PLAIN),
+        pytest.raises(EngineError, match="llama-server b1 returned garbage under ctk=q8_0,ctv=q4_0"),
+    ):
+        run.load(SMALL).__enter__()
+
+
 def test_a_context_that_is_too_short(folder: Path, tmp_path: Path) -> None:
     with two(folder, tmp_path, context=40) as run:
         assert run.engine.context_length(run.model) == 40

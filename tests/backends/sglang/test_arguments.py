@@ -110,3 +110,33 @@ def test_an_interpreter_that_is_none_says_so(tmp_path: Path) -> None:
 def test_an_installation_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="does not say"):
         find_installation(interpreter(tmp_path, "print('hello')"), None)
+
+
+def test_what_is_run_inside_lists_every_argument_by_all_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "sglang" / "srt"
+    package.mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").write_text("__version__ = '0.5.15'\nprint('a notice')\n")
+    (package / "server_args.py").write_text(
+        "import argparse\n"
+        "class ServerArgs:\n"
+        "    @staticmethod\n"
+        "    def add_cli_args(parser):\n"
+        "        parser.add_argument('--tensor-parallel-size', '--tp-size', dest='tp_size', type=int)\n"
+        "        parser.add_argument('--dtype', choices=['auto', 'float32'])\n"
+        "        parser.add_argument('--trust-remote-code', action='store_true')\n"
+        "        parser.add_argument('--lora-paths', nargs='*')\n"
+        "        parser.add_argument('--piecewise', action=argparse.BooleanOptionalAction)\n"
+    )
+    (tmp_path / "torch.py").write_text("class backends:\n    mps = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    versions = "import sys; print('0.5.15 2.9')"
+    monkeypatch.setattr("refract.backends.sglang.arguments._VERSIONS", versions)  # these packages were never installed
+    found = find_installation(sys.executable, None)
+    assert (found.version, found.device) == ("0.5.15", "cpu")
+    assert found.arguments["tp_size"] == argument("--tp-size", number="int")
+    assert found.arguments["tensor_parallel_size"]["same"] == "tp_size"
+    kinds = {name: found.arguments[name]["kind"] for name in ("dtype", "trust_remote_code", "lora_paths", "piecewise")}
+    assert kinds == {"dtype": "one", "trust_remote_code": "flag", "lora_paths": "many", "piecewise": "on-off"}
+    assert found.arguments["dtype"]["choices"] == ["auto", "float32"]

@@ -97,9 +97,15 @@ def test_options_that_cannot_be_are_refused(options: Mapping[str, str], words: s
     assert caught.value.hint
 
 
-def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises((ModelError, KVUnsupportedError)), engine(tmp_path, url="http://a") as own:
-        own.tokenizer(str(tmp_path / "x.gguf"))
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError), engine(tmp_path, url="http://a") as own:
+        own.check_kv(str(tmp_path / "nothing"), parse_kv(REFERENCE))
+
+
+@pytest.mark.parametrize("text", ["ctk=fp8_e4m3,ctv=f16", "ctk=q8_0,ctv=q8_0"])
+def test_a_configuration_that_no_server_has_is_refused(text: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(KVUnsupportedError), engine(tmp_path, url="http://a") as own:
+        own.check_kv(str(model), parse_kv(text))
 
 
 # Two servers.
@@ -243,6 +249,18 @@ def test_a_server_that_came_back_otherwise_is_refused(model: Path, tmp_path: Pat
             scored(asked(model), own, tmp_path)
 
 
+def test_servers_that_are_read_in_different_ways_end_in_a_refusal_and_not_in_turns_without_end(
+    model: Path, tmp_path: Path
+) -> None:
+    now = [FakeSGLang()]
+    with serving(lambda path, body: now[0].answer(path, body)) as server:
+        with engine(tmp_path, url=server.url) as own, pytest.raises(IncompleteError):
+            scored(asked(model), own, tmp_path)
+        now[0] = FakeSGLang(kv_type="fp8_e4m3", attention="triton")
+        with engine(tmp_path, url=server.url) as own, pytest.raises(ConfigMismatchError, match="attention_backend"):
+            scored(asked(model), own, tmp_path)
+
+
 def test_the_other_side_without_an_address_says_what_to_start(model: Path, tmp_path: Path) -> None:
     with running() as (_, plain), engine(tmp_path, reference_url=plain.url) as own:
         error = refused(own, model, E4M3, tmp_path)
@@ -336,11 +354,7 @@ def test_a_request_that_is_refused_is_one_failure(model: Path, tmp_path: Path) -
 
     with serving(answer) as server, engine(tmp_path, url=server.url) as own:
         found = scored(asked(model, REFERENCE), own, tmp_path)
-    assert any("out of sorts" in text for axis in found.candidates[0].axes for text in _words(axis))
-
-
-def _words(value: Any) -> list[str]:
-    return [repr(value)]
+    assert "out of sorts" in repr(found.candidates[0].axes)
 
 
 def test_a_server_that_is_still_loading_is_waited_for(model: Path, tmp_path: Path) -> None:
@@ -364,6 +378,7 @@ def test_no_server_at_all_is_incomplete(model: Path, tmp_path: Path) -> None:
         assert [check.status for check in own.check(str(model))] == ["ok", "fail"]
     assert isinstance(error, IncompleteError)
     assert "refused" in error.message
+    assert "--kv-cache-dtype auto" in str(error.hint)
 
 
 class TestContract(EngineContract):

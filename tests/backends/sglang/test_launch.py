@@ -55,7 +55,8 @@ else:
     from tests.backends.fake_http import serving
     from tests.backends.sglang.support import FakeSGLang
     kv_type = "auto" if how == "other type" else value("--kv-cache-dtype")
-    fake = FakeSGLang(model=value("--model-path"), kv_type=kv_type, attention=given["--attention-backend"])
+    attention = "triton" if how == "other attention" else given["--attention-backend"]
+    fake = FakeSGLang(model=value("--model-path"), kv_type=kv_type, attention=attention)
     with serving(fake.answer, port=int(value("--port"))):
         print("The server is fired up and ready to roll!", flush=True)
         time.sleep(600)
@@ -154,6 +155,15 @@ class TestLaunch:
         assert isinstance(refused(engine(tmp_path), model, tmp_path), ConfigMismatchError)
         assert none_left(tmp_path)
 
+    def test_a_server_that_would_be_blind_is_refused(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FAULT", "other attention")
+        error = refused(engine(tmp_path), model, tmp_path)
+        assert isinstance(error, ConfigMismatchError)
+        assert "attention is triton" in error.message
+        assert none_left(tmp_path)
+
     def test_an_interruption_leaves_nothing(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt), engine(tmp_path).load(spec(model), BlobFolder(tmp_path / "blobs")):
             raise KeyboardInterrupt
@@ -191,7 +201,8 @@ class TestLaunch:
         kv = parse_kv("ctk=f16,ctv=f16")
         assert Capability.KL_PREFILL in engine(tmp_path).capabilities(kv)
         assert Capability.KL_PREFILL not in engine(tmp_path, attention_backend="triton").capabilities(kv)
-        assert Capability.KL_DECODE not in engine(tmp_path, disable_radix_cache="true").capabilities(kv)
+        for lacking in ({"disable_radix_cache": "true"}, {"page_size": "64"}):
+            assert Capability.KL_DECODE not in engine(tmp_path, **lacking).capabilities(kv)
 
     def test_the_control_reads_prompts_in_other_chunks(self, tmp_path: Path) -> None:
         own, kv = engine(tmp_path), parse_kv("ctk=f16,ctv=f16")
