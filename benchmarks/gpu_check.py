@@ -1,8 +1,8 @@
-"""What vLLM and SGLang must show on this machine's own device: PASS or FAIL for each claim, and one for all.
+"""What vLLM or SGLang must show on this machine's own device: PASS or FAIL for each claim, and one for all.
 
-    python benchmarks/gpu_check.py vllm sglang --model DIR --python ENGINE_PYTHON
+    python benchmarks/gpu_check.py vllm --model DIR --python PYTHON_THAT_HAS_VLLM
 
-Each engine is started once for each KV type, one after the other. On processors the types that need a GPU are skipped,
+The engine is started once for each KV type, one after the other. On processors the types that need a GPU are skipped,
 and what is left is the CPU subset. Exit status 0 means that nothing failed.
 """
 
@@ -88,16 +88,16 @@ class Line:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Checks every engine that is named; 0 when nothing failed."""
+    """Checks the engine that is named; 0 when nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="+", choices=sorted(CANDIDATES))
+    parser.add_argument("engine", choices=sorted(CANDIDATES))
     parser.add_argument("--model", required=True, help="a Hugging Face model directory or name")
     parser.add_argument("--python", help="the interpreter that has the engine (default: this one)")
     parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE", help="as for refract score")
     parser.add_argument("--windows", type=int, default=4, help="windows of text (default: 4)")
     parser.add_argument("--ctx", type=int, default=256, help="tokens in one, its second half scored (default: 256)")
     args = parser.parse_args(words)
-    lines = [line for name in args.engines for line in _printed(_check(name, args))]
+    lines = list(_printed(_check(args.engine, args)))
     failed = sum(line.ok is False for line in lines)
     skipped = sum(line.ok is None for line in lines)
     print(f"{'FAIL' if failed else 'PASS'}  {len(lines) - skipped} checks, {failed} failed, {skipped} skipped")

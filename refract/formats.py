@@ -274,7 +274,8 @@ _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "rot": {"backends": ("mlx", "llamacpp"), "planned": ()},  # llama.cpp: none turns its own rotation off
         "seed": {"backends": ("mlx",), "planned": ()},
         "layers": {"backends": ("mlx",), "planned": ()},
-        **{name: {"backends": ("mlx",), "planned": ()} for name in ("qjl", "kbias", "sink", "residual", "prefill")},
+        **{name: {"backends": ("mlx",), "planned": ()} for name in ("qjl", "kbias", "kmean", "kcal", "prerope")},
+        **{name: {"backends": ("mlx",), "planned": ()} for name in ("sink", "residual", "prefill")},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

@@ -33,6 +33,20 @@ def only_choice(answer: Any, name: str) -> dict[str, Any]:
     return dict(choices[0])
 
 
+def check_prompt(answer: Mapping[str, Any], tokens: TokenIds, name: str) -> None:
+    """Nothing, when the answer is to a prompt of as many tokens as were sent, or does not say.
+
+    Raises: EngineError for the answer to another request, and for a server that adds tokens to a prompt of ids.
+    """
+    usage = answer.get("usage")
+    said = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if isinstance(said, int) and said != len(tokens):
+        raise EngineError(
+            f"{name} answered for a prompt of {said} tokens, {len(tokens)} were sent",
+            hint="it answers another request, or adds a beginning of sequence of its own",
+        )
+
+
 def read_entries(choice: Mapping[str, Any], name: str) -> list[Entry] | None:
     """What a choice lists at each of its tokens; None where it lists nothing, or not by token id.
 

@@ -42,7 +42,7 @@ class ModelSource:
 def find_model(model: str) -> ModelSource:
     """The model that `model` names: a .gguf file, a directory with config.json, or a hub name like org/name.
 
-    A hub name is looked up in the local hub cache first and downloaded only if it is not there.
+    A hub name is looked up in this machine's hub cache; nothing is downloaded (see `fetch_from_hub`).
 
     Raises: ModelError when there is no such model or it cannot be read; MissingPackageError without a hub client.
     """
@@ -51,7 +51,7 @@ def find_model(model: str) -> ModelSource:
         return _from_gguf(path)
     if path.is_dir():
         return _from_directory(path, path.resolve().name)
-    if _HUB_NAME.fullmatch(model) and not model.startswith((".", "/")) and not model.endswith(".gguf"):
+    if is_hub_name(model):
         return _from_directory(_hub_folder(model), model)
     raise ModelError(
         f"there is no model at {model!r}: no .gguf file, no directory, and not a hub name like org/name",
@@ -59,25 +59,44 @@ def find_model(model: str) -> ModelSource:
     )
 
 
+def is_hub_name(model: str) -> bool:
+    """Whether `model` can only mean a repository of the Hugging Face hub: org/name, and no file or folder here."""
+    looks_like_one = _HUB_NAME.fullmatch(model) is not None and not model.startswith((".", "/"))
+    return looks_like_one and not model.endswith(".gguf") and not Path(model).exists()
+
+
+def fetch_from_hub(name: str) -> Path:
+    """The folder of a hub repository's model, downloaded where it is missing.
+
+    Raises: ModelError when it cannot be had; MissingPackageError without a hub client.
+    """
+    try:
+        return _snapshot(name, local_files_only=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot get {name} from the hub: {type(error).__name__}",
+            hint="check the name and the network, or give the path of a model on this machine",
+        ) from None
+
+
 def _hub_folder(name: str) -> Path:
+    try:
+        return _snapshot(name, local_files_only=True)
+    except (OSError, ValueError):
+        raise ModelError(
+            f"{name} is not in this machine's hub cache, and only --fetch downloads",
+            hint=f"refract fetch --model {name}, or give the path of a model on this machine",
+        ) from None
+
+
+def _snapshot(name: str, *, local_files_only: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise MissingPackageError(
             f"{name} is a hub name, and the package huggingface_hub is missing", hint="pip install 'refract-kv[mlx]'"
         ) from None
-    patterns = list(_HUB_FILES)
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-    except (OSError, ValueError):
-        pass
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot get {name} from the hub: {type(error).__name__}",
-            hint="check the name and the network, or give the path of a model on this machine",
-        ) from None
+    return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=local_files_only))
 
 
 def _from_gguf(path: Path) -> ModelSource:

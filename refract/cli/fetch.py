@@ -29,7 +29,9 @@ def add_parser(commands: Commands) -> None:
     """Adds `fetch` to the commands."""
     summary = "download a small model or a corpus"
     parser = commands.add_parser("fetch", help=summary, description=_DESCRIPTION)
-    parser.add_argument("--model", metavar="NAME", help="a model to fetch; see --list")
+    parser.add_argument(
+        "--model", metavar="NAME", help="a model to fetch: a name of --list, or org/name of the Hugging Face hub"
+    )
     parser.add_argument("--corpus", metavar="NAME", help="a corpus to fetch; see --list")
     parser.add_argument("--list", action="store_true", help="list what can be fetched")
     add_cache_dir(parser)
@@ -43,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.model is None and args.corpus is None:
         raise UsageError("nothing to fetch: name a --model or a --corpus", hint=_HINT)
-    model = None if args.model is None else _known("model", args.model, FETCHABLE)
+    from refract.backends._source import is_hub_name
+
+    hub = args.model is not None and is_hub_name(args.model)
+    model = args.model if hub or args.model is None else _known("model", args.model, FETCHABLE)
     corpus = None if args.corpus is None else _known("corpus", args.corpus, CORPORA)
     from refract.run.cache import cache_folder
     from refract.run.usage import Claim
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     cache = cache_folder(args.cache_dir)
     with Claim(cache):
         if model is not None:
-            emit(f"{_fetch_model(FETCHABLE[model], cache)}\n")
+            emit(f"{_fetch_from_hub(model) if hub else _fetch_model(FETCHABLE[model], cache)}\n")
         if corpus is not None:
             emit(f"{_fetch_corpus(CORPORA[corpus], cache)}\n")
     return 0
@@ -62,8 +67,12 @@ def fetch_missing(*, model: str, corpora: Iterable[str], cache: Path) -> None:
 
     Raises: SetupError where they cannot be had.
     """
+    from refract.backends._source import is_hub_name
+
     if model in FETCHABLE and not Path(model).exists() and not model_path(cache, model).is_file():
         _fetch_model(FETCHABLE[model], cache)
+    elif is_hub_name(model):
+        _fetch_from_hub(model)
     for corpus in dict.fromkeys(corpora):
         if corpus in CORPORA and not Path(corpus).exists() and not corpus_path(cache, corpus).is_file():
             _fetch_corpus(CORPORA[corpus], cache)
@@ -85,6 +94,13 @@ def _fetch_model(model: Fetchable, cache: Path) -> Path:
     if model.terms:
         say(model.terms)
     return fetched.path
+
+
+def _fetch_from_hub(name: str) -> Path:
+    from refract.backends._source import fetch_from_hub
+
+    say(f"fetching {name} from the Hugging Face hub")
+    return fetch_from_hub(name)
 
 
 def _fetch_corpus(corpus: FetchableCorpus, cache: Path) -> Path:

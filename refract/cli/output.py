@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from refract.errors import SetupError, UsageError
+from refract.report.plain import visible
 
 STDOUT = Path("-")
+_LAID_OUT = "\n\t"  # of a traceback
 _LONGEST_NAME = 255  # bytes; what file systems allow
 
 
@@ -26,9 +28,9 @@ def prepare_streams() -> None:
 
 
 def say(text: str, *, prefix: str = "refract: ") -> None:
-    """Writes a line to stderr, if anybody is there to read it."""
+    """Writes a line to stderr, if anybody is there to read it; text of models and reports gives terminals no orders."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{prefix}{text}\n")
+        sys.stderr.write(f"{prefix}{visible(text, keep=_LAID_OUT)}\n")
         sys.stderr.flush()
 
 

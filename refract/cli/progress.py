@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from refract.cli.output import say
+from refract.report.plain import visible
 from refract.run.progress import (
     Answered,
     Event,
@@ -151,7 +152,7 @@ class BarProgress:
             case Answered():
                 self._phase.done += event.cost
             case Warned():
-                self._bars.console.print(f"refract: {event.message}", markup=False, highlight=False)
+                self._bars.console.print(f"refract: {visible(event.message)}", markup=False, highlight=False)
             case PhaseEnded() | RunEnded():
                 pass
         if isinstance(event, Answered | SessionLoaded | PhaseEnded):

@@ -103,7 +103,8 @@ def trial(
         yield failed("tokenizer", error)
         return
     yield from _template(tokenizer, prompt)
-    windows = tuple(Window(tokens=window.tokens, start=len(window.tokens) // 2) for window in cut)
+    # the half that llama-perplexity scores, so that every engine takes them
+    windows = tuple(Window(tokens=window.tokens, start=len(window.tokens) // 2 + 1) for window in cut)
     with TemporaryDirectory(prefix="refract-", ignore_cleanup_errors=True) as folder:
         running = _Trial(engine, model, options, BlobFolder(Path(folder)), prompt, windows)
         check, found = _generation(running, reference)

@@ -73,7 +73,7 @@ def compare(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyReport
     """
     if not reports and not legacy:
         raise ReportError("there is nothing to compare", hint="name at least one report that --json-out wrote")
-    named = list(zip(_unique([name for name, _ in reports]), [report for _, report in reports], strict=True))
+    named = list(zip(unique([name for name, _ in reports]), [report for _, report in reports], strict=True))
     keys: dict[tuple[str, str], list[tuple[str, Report]]] = {}
     for name, report in named:
         keys.setdefault((report.methodology.id, report.model.fingerprint), []).append((name, report))
@@ -81,7 +81,8 @@ def compare(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyReport
     return Comparison(groups=tuple(groups), differing=differing(named), legacy=tuple(legacy))
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def unique(names: Sequence[str]) -> list[str]:
+    """The names, those that occur several times numbered."""
     return [name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}" for i, name in enumerate(names)]
 
 
@@ -90,7 +91,7 @@ def _group(members: Sequence[tuple[str, Report]]) -> Group:
     labelled: list[CandidateResult] = []
     sizes: dict[str, float] = {}
     for name, report in members:
-        names = _unique([candidate.kv for candidate in report.candidates])
+        names = unique([candidate.kv for candidate in report.candidates])
         for label, candidate in zip(names, report.candidates, strict=True):
             labelled.append(replace(candidate, kv=f"{name}: {label}" if len(members) > 1 else label))
             sizes[labelled[-1].kv] = report.reference.effective.bytes_per_token

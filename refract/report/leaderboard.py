@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from refract.report.compare import Group, compare
+from refract.errors import ReportError
+from refract.report.compare import Group, compare, unique
 from refract.report.compare_text import LEGACY_COLUMNS, legacy_cells
 from refract.report.legacy import LISTED, LegacyReport
 from refract.report.markdown import safe, table
@@ -32,8 +33,12 @@ def leaderboard(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyRe
 
     Raises: ReportError for no reports at all.
     """
-    found = compare(_newest(reports), legacy)
-    return "\n\n".join(filter(None, _parts(found.groups, found.legacy, dict(reports)))) + "\n"
+    if not reports and not legacy:
+        raise ReportError("there is nothing to show", hint="name a folder of files that refract score --json-out wrote")
+    named = dict(zip(unique([name for name, _ in reports]), [report for _, report in reports], strict=True))
+    newest = _newest(list(named.items()))
+    groups = compare(newest).groups if newest else ()
+    return "\n\n".join(filter(None, _parts(groups, legacy, named))) + "\n"
 
 
 def _newest(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
@@ -57,6 +62,8 @@ def _key(report: Report, candidate: CandidateResult) -> tuple[str, str, str]:
 def _parts(groups: Sequence[Group], legacy: Sequence[LegacyReport], reports: dict[str, Report]) -> Iterator[str]:
     yield "# Leaderboard"
     yield "\n".join(f"- {text}" for text in DISCLAIMERS)
+    if not groups:
+        yield "No report has a candidate."
     for group in sorted(groups, key=lambda g: (g.model.lower(), g.methodology)):
         yield from _group(group, reports)
     if legacy:

@@ -168,7 +168,8 @@ class Toy:
             choice["token_ids"] = tokens
         if body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = self._prompt(prompt, body["prompt_logprobs"])
-        answer = {"choices": [choice], "usage": {"completion_tokens": len(tokens)}}
+        usage = {"completion_tokens": len(tokens), "prompt_tokens": len(prompt)}
+        answer = {"id": f"cmpl-{body.get('request_id', 'x')}", "choices": [choice], "usage": usage}
         if self.kind == "llamacpp":
             answer["system_fingerprint"] = self.build
         return say(answer)

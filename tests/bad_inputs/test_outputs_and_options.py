@@ -72,7 +72,6 @@ COMMANDS = {
     "dashes": (("--",), "", "--help"),
     "unknown": (("scroe",), "unknown command scroe", "did you mean score?"),
     "render nothing": (("render",), "required: REPORT", HELP),
-    "render two": (("render", "kept.json", "kept.json"), "unrecognized arguments", HELP),
     "render to a folder": (("render", "kept.json", "--html-out", "empty-folder"), "is a folder", "--html-out"),
     "compare nothing": (("compare",), "required: REPORT", HELP),
     "regression of one": (("compare", "kept.json", "--fail-on-regression"), "takes two reports", "old.json new.json"),

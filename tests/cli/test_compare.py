@@ -85,6 +85,20 @@ def test_a_regression_is_an_exit_code_and_a_line(refract: Shell, engine: FakeEng
     assert refract("compare", "new.json", "old.json", "--fail-on-regression").code == 0
 
 
+def test_text_of_a_report_gives_the_terminal_no_orders(refract: Shell, reports: Path) -> None:
+    whole = json.loads((reports / "a.json").read_text())
+    whole["candidates"][0]["kv"] = "\x1b[31mevil\x1b[0m"
+    (refract.folder / "old.json").write_text(json.dumps(whole))
+    for axis in whole["candidates"][0]["axes"]:
+        axis |= {"score": None, "status": "failed", "reason": "\x1b]0;title\x07"}
+    whole["candidates"][0]["composite"] |= {"score": None, "reason": "none", "band": None}
+    (refract.folder / "new.json").write_text(json.dumps(whole))
+    ran = refract("compare", "old.json", "new.json", "--fail-on-regression")
+    assert ran.code == 10
+    assert "\\x1b[31mevil" in ran.err
+    assert not {"\x1b", "\x07"} & set(ran.out + ran.err)
+
+
 def test_a_regression_needs_an_old_and_a_new_report_that_compare(refract: Shell, reports: Path) -> None:
     (refract.folder / "old.json").write_text(document())
     flag = "--fail-on-regression"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from refract.backends._source import find_model, is_hub_name
 from refract.cli import fetch as fetching
 from refract.cli import inputs
 from refract.data import corpora
+from refract.errors import ModelError
 from tests.cli.conftest import Shell
 from tests.data.file_server import FileServer, serving_file
 from tests.data.test_fetch_corpus import NOWHERE, TEXTS, corpus_of, zipped
@@ -97,3 +101,46 @@ def test_what_is_not_known_gets_a_hint(refract: Shell, mirror: FileServer, words
     ran = refract("fetch", *words)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1] == f"  hint: {hint}"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
+    """A hub client that has nothing in its cache; the list says for each call whether it was allowed to download."""
+    asked: list[bool] = []
+
+    def snapshot_download(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append(not local_files_only)
+        if local_files_only:
+            raise OSError("not in the cache")
+        return str(tmp_path / name)
+
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return asked
+
+
+def test_a_model_of_the_hub_is_downloaded_by_fetch_alone(refract: Shell, hub: list[bool]) -> None:
+    with pytest.raises(ModelError, match=r"only --fetch downloads") as caught:
+        find_model("org/name")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("refract fetch --model org/name")
+    assert hub == [False]
+    ran = refract("fetch", "--model", "org/name")
+    assert (ran.code, ran.out) == (0, f"{refract.folder / 'org' / 'name'}\n")
+    assert hub == [False, True]
+
+
+def test_score_downloads_from_the_hub_only_when_it_is_asked_to(refract: Shell, hub: list[bool]) -> None:
+    small = ["org/name" if word == "fake" else word for word in refract.small]
+    assert refract("score", *small).code == 0
+    assert hub == []
+    assert refract("score", *small, "--fetch").code == 0
+    assert hub == [True]
+
+
+def test_a_folder_of_that_shape_is_no_hub_name(refract: Shell, hub: list[bool]) -> None:
+    assert is_hub_name("org/name")
+    (refract.folder / "org" / "name").mkdir(parents=True)
+    assert not is_hub_name("org/name")
+    assert not any(map(is_hub_name, ("smollm2", "./name", "/org/name", "org/name.gguf", "a/b/c")))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from refract.cli.progress import PlainProgress, duration, json_lines, listener
+from refract.cli.progress import BarProgress, PlainProgress, duration, json_lines, listener
 from refract.run.progress import Answered, Event, PhaseEnded, PhaseStarted, RunEnded, RunStarted, SessionLoaded, Warned
 from tests.cli.conftest import Shell
 
@@ -63,6 +63,23 @@ def test_a_bar_leaves_nothing_behind_but_warnings(capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert said.out == ""
     assert "refract: something odd" in said.err
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", BarProgress), ("dumb", PlainProgress)])
+def test_a_bar_is_for_terminals_that_can_move_their_cursor(
+    monkeypatch: pytest.MonkeyPatch, term: str, kind: type[object]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+    with listener("auto") as show:
+        assert isinstance(show, kind)
+
+
+def test_warnings_give_the_terminal_no_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ("bar", "plain"):
+        with listener(mode) as show:  # type: ignore[arg-type]
+            show(Warned(message="\x1b[31mred\x07"))
+        assert "\\x1b[31mred" in capsys.readouterr().err
 
 
 def test_none_says_nothing(refract: Shell) -> None:

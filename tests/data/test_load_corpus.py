@@ -169,12 +169,12 @@ def test_too_large(tmp_path: Path) -> None:
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(_: Path) -> bytes:
+    def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_bytes(b"x")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", denied)
+        patch.setattr(Path, "open", denied)
         with pytest.raises(CorpusError, match=r"a\.txt may not be read"):
             load_corpus(tmp_path / "a.txt")
     monkeypatch.setattr(Path, "iterdir", denied)

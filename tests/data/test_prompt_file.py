@@ -221,9 +221,10 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(_: Path) -> bytes:
+    def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    (tmp_path / "prompts.jsonl").write_text(GOOD)
+    monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(PromptsError, match="may not be read"):
-        load(tmp_path, GOOD)
+        load_prompts(tmp_path / "prompts.jsonl")

@@ -19,10 +19,10 @@ DIM, HEADS = 64, 3
 KEPT = ["sink=4", "residual=6", "sink=3,residual=5", "prefill=raw", "prefill=raw,sink=2,residual=3"]
 
 
-def spec(kv: str, shift: Any = None) -> Any:
+def spec(kv: str) -> Any:
     from refract.backends.mlx.load import layer_specs
 
-    return layer_specs(parse_kv(kv), DIM, [None], () if shift is None else [shift])[0]
+    return layer_specs(parse_kv(kv), DIM, [None])[0]
 
 
 def tensors(count: int, seed: int = 0) -> Any:
@@ -153,12 +153,9 @@ def logits(model: Any, kv: str, tokens: Sequence[int]) -> np.ndarray:
     import mlx.core as mx
 
     from refract.backends.mlx.forward import new_caches
-    from refract.backends.mlx.key_bias import key_shifts
     from refract.backends.mlx.load import layer_specs
 
-    config = parse_kv(kv)
-    shifts = key_shifts(model.layers) if config.get("kbias") == "1" else ()
-    caches = new_caches(layer_specs(config, DIM, [None] * len(model.layers), shifts))
+    caches = new_caches(layer_specs(parse_kv(kv), DIM, [None] * len(model.layers), model.layers))
     return np.array(model.head(model.trunk(mx.array([tokens]), cache=caches))[0, len(tokens) // 2 :])
 
 

@@ -15,6 +15,7 @@ import requests
 
 import refract.backends.vllm
 from refract.axes.windows import cut_windows
+from refract.backends.openai.engine import OpenAIEngine
 from refract.backends.vllm.http_session import HTTPVLLM
 from refract.cli import main
 from refract.data.corpus import load_corpus
@@ -144,6 +145,23 @@ def test_the_logits_processor_forces_a_text_in_one_request(
     assert found.same_top.all()
 
 
+def test_the_openai_backend_lists_the_same_less_directly(
+    urls: dict[str, str], smollm2_hf: Path, tmp_path: Path
+) -> None:
+    windows = windows_of(HTTPVLLM({"url": urls["auto"]}), smollm2_hf, size=40, start=32)
+    general = OpenAIEngine({"reference_url": urls["auto"]}, tmp_path)
+    spec = LoadSpec(model=str(smollm2_hf), kv=PLAIN, max_tokens=64)
+    with general.load(spec, BlobFolder(tmp_path / "blobs")) as session:
+        ((_, base),) = session.run([WriteBase(windows=windows, protocol="decode")])
+        assert isinstance(base, Base)
+        assert np.all(compare(session, windows, base).kl == 0.0)
+        assert "stated, not read" in session.effective_kv.notes[0]
+    with load(urls["auto"], PLAIN, smollm2_hf, tmp_path) as own:
+        found = compare(own, windows, base)
+    assert found.estimator == "kl-top1000"
+    assert np.all(np.abs(found.kl) < 1e-6)
+
+
 def test_one_address_is_answered_in_two_runs(
     urls: dict[str, str], smollm2_hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +174,7 @@ def test_one_address_is_answered_in_two_runs(
 
     with serving(forward) as server:
         words = ["score", "--backend", "vllm", "--url", server.url, "--model", str(smollm2_hf)]
-        words += ["--candidate", "ctk=q8_0,ctv=q8_0", "--axes", "trajectory,kld", "--max-prompts", "2", "--chunks", "1"]
+        words += ["--candidate", "ctk=q8_0,ctv=q8_0", "--axes", "trajectory,kld", "--max-prompts", "2", "--chunks", "2"]
         words += ["--n-predict", "12", "--ctx", "48", "--cache-dir", str(tmp_path / "cache"), "--progress", "none"]
         words += ["--json-out", str(tmp_path / "report.json")]
         assert main(words) == 5

@@ -7,11 +7,16 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 
 from refract.report.badge import COLOURS, LABEL, UNCERTAIN, to_badge
 from refract.report.ranking import rank
+from refract.results import Report
 
 from .builder import report
+from .strategies import reports
+
+LIGHT = settings(max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def words(svg: str) -> list[str]:
@@ -58,3 +63,9 @@ def test_white_on_every_colour_is_readable(colour: str) -> None:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     assert 1.05 / (luminance + 0.05) >= 4.5
+
+
+@LIGHT
+@given(reports)
+def test_every_report_has_one(value: Report) -> None:
+    assert ElementTree.fromstring(to_badge(value)).tag.endswith("svg")

@@ -63,5 +63,13 @@ def test_a_wide_interval_is_flagged() -> None:
 
 def test_nothing_is_refused() -> None:
     empty: list[tuple[str, Report]] = []
-    with pytest.raises(ReportError, match="nothing to compare"):
+    with pytest.raises(ReportError, match="nothing to show"):
         leaderboard(empty)
+
+
+def test_reports_without_a_candidate_and_reports_of_one_name() -> None:
+    floor = replace(report(), candidates=())
+    assert "No report has a candidate." in leaderboard([("a", floor)])
+    old, new = with_candidates(0), replace(with_candidates(1), created="2027-01-01T00:00:00Z")
+    rows = tables(leaderboard([("r", old), ("r", new)]))[0]
+    assert sorted(row[-1] for row in rows) == ["r \\#1", "r \\#2"]

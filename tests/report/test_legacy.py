@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from refract.errors import ReportError
 from refract.report import to_json
@@ -73,3 +75,26 @@ def test_a_score_that_is_none_stays_none(composite: object) -> None:
 def test_without_its_subject_it_is_refused(lacking: str) -> None:
     with pytest.raises(ReportError, match=r"x\.json: a report of refract\.report\.v0\.3\.1 without"):
         read_legacy(document(**{lacking: None}), name="x.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from([*json.loads(document()), "axes", "environment"]), JSON, max_size=5))
+def test_whatever_its_fields_hold_it_is_read_or_refused(changed: dict[str, Any]) -> None:
+    whole = json.loads(document(**changed))
+    if str(whole["schema"]).startswith("refract.report.v0.") and not all(
+        isinstance(whole[name], str) for name in ("model", "candidate")
+    ):
+        with pytest.raises(ReportError, match="without its model or its candidate"):
+            read_legacy(document(**changed), name="x")
+        return
+    found = read_legacy(document(**changed), name="x")
+    if found is not None:
+        assert found.composite is None or 0.0 <= found.composite <= 100.0
+        assert isinstance(found.model + found.candidate + found.band + found.engine + found.reference, str)

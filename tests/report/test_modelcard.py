@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import HealthCheck, Phase, given, settings
+
 from refract.report.modelcard import BEGIN, END, to_model_card
+from refract.results import Report
 
 from .builder import report
 from .goldens import check
+from .strategies import reports
+
+LIGHT = settings(max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def test_golden_file() -> None:
@@ -39,3 +45,9 @@ def test_hostile_text_is_inert() -> None:
     text = to_model_card(replace(whole, model=replace(whole.model, name=evil)))
     assert text.count(END) == 1
     assert "\\<script\\>" in text
+
+
+@LIGHT
+@given(reports)
+def test_every_report_has_one(value: Report) -> None:
+    assert to_model_card(value).count(END) == 1

@@ -41,7 +41,8 @@ def read_positions(
         wanted = [(chunk, at, window.tokens[at]) for at in range(window.start, len(window.tokens))]
         rows = [_row(next(lines, b""), expected) for expected in wanted]
         try:
-            found = _divergence(rows)
+            with np.errstate(all="ignore"):  # what overflows is not finite, and counted as such
+                found = _divergence(rows)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"llama-perplexity gave something else than numbers in window {chunk + 1}: {error}",
@@ -78,8 +79,7 @@ def _row(line: bytes, expected: tuple[int, int, int]) -> Mapping[str, Any]:
 def _divergence(rows: Sequence[Mapping[str, Any]]) -> Divergence:
     values = {name: _numbers(rows, name) for name in ("kl", "nll_reference", "nll", "margin")}
     reference, candidate = values["nll_reference"], values["nll"]
-    with np.errstate(invalid="ignore"):
-        p_delta = np.exp(-candidate) - np.exp(-reference)
+    p_delta = np.exp(-candidate) - np.exp(-reference)
     return Divergence(
         kl=values["kl"].astype(np.float32),
         same_top=np.array([bool(row["same_top"]) for row in rows]),

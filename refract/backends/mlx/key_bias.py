@@ -21,10 +21,11 @@ Shift = Callable[[int | mx.array, int], mx.array]
 
 def key_shifts(layers: Sequence[nn.Module]) -> tuple[Shift, ...]:
     """The shift of every layer. Raises: KVUnsupportedError naming the first layer that has none."""
-    return tuple(_shift(number, layer) for number, layer in enumerate(layers))
+    return tuple(key_shift(number, layer) for number, layer in enumerate(layers))
 
 
-def _shift(number: int, layer: nn.Module) -> Shift:
+def key_shift(number: int, layer: nn.Module) -> Shift:
+    """The shift of one layer. Raises: KVUnsupportedError when it has none."""
     attention = layer.get("self_attn")
     bias = None if attention is None or "k_proj" not in attention else attention["k_proj"].get("bias")
     if bias is None:

@@ -39,10 +39,19 @@ class KeyState(Protocol):
 
 
 class KeyModifier(Protocol):
-    """A modifier of one layer's keys; `staged` where it learns from the keys themselves."""
+    """A modifier of one layer's keys."""
 
-    name: str
-    staged: bool
+    @property
+    def name(self) -> str:
+        """The modifier's key."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether it learns from the keys."""
+
+    @property
+    def warmup(self) -> int:
+        """Tokens that come before it acts."""
 
     def start(self) -> KeyState:
         """The modifier at work on new sequences."""
@@ -55,6 +64,7 @@ class KeyBias:
     shift: Shift
     name: str = "kbias"
     staged: bool = False
+    warmup: int = 0
 
     def start(self) -> KeyBias:
         """Itself: nothing is learnt."""
@@ -81,6 +91,7 @@ class PreRope:
     rope: Rope
     name: str = "prerope"
     staged: bool = False
+    warmup: int = 0
 
     def start(self) -> PreRope:
         """Itself: nothing is learnt."""

@@ -46,6 +46,21 @@ class Stages:
         if arrays:
             self.table, self.total = arrays
 
+    def insert(self, row: int, other: Stages, count: int) -> None:
+        """Takes over what another learnt of one sequence as that of `row`, of `count`."""
+        if other.total is None or other.table is None:
+            return
+        if self.total is None:
+            self._begin(mx.zeros((count, *other.total.shape[1:])))
+        table, total = self.table, self.total
+        if table is None or total is None:
+            raise RuntimeError("nothing was learnt yet")
+        missing = other.table.shape[2] - table.shape[2]
+        if missing > 0:
+            table = mx.pad(table, [(0, 0), (0, 0), (0, missing), (0, 0)])
+        table[row, :, : other.table.shape[2]], total[row] = other.table[0], other.total[0]
+        self.table, self.total = table, total
+
     def reduce(self, keys: mx.array, start: Start) -> mx.array:
         """As `KeyState` says; with a position a sequence, one token of each."""
         turned = self.rule.turn(keys)
@@ -120,6 +135,7 @@ class KeyMean:
 
     name: str = "kmean"
     staged: bool = True
+    warmup: int = 0
     neutral: float = 0.0
 
     def start(self) -> Stages:
@@ -167,6 +183,11 @@ class KeyScale:
     name: str = "kcal"
     staged: bool = True
     neutral: float = 1.0
+
+    @property
+    def warmup(self) -> int:
+        """The tokens it is learnt from."""
+        return self.tokens
 
     def start(self) -> Stages:
         """No scales yet."""

@@ -10,12 +10,12 @@ import mlx.nn as nn
 from refract.backends.mlx.codecs import layer_codecs
 from refract.backends.mlx.codecs.base import Codec
 from refract.backends.mlx.codecs.rotations import rotate, unrotate
-from refract.backends.mlx.key_bias import key_shifts
+from refract.backends.mlx.key_bias import key_shift
 from refract.backends.mlx.key_modifiers import KeyBias, KeyModifier, pre_rope
 from refract.backends.mlx.key_stages import KeyMean, key_scale
 from refract.backends.mlx.probe import rotation_of
 from refract.backends.mlx.retention import EVERYTHING, retention_of
-from refract.backends.mlx.sides import SideSpec
+from refract.backends.mlx.sides import SideSpec, group_of
 from refract.errors import KVUnsupportedError
 from refract.kv import KVConfig
 
@@ -47,8 +47,13 @@ def key_modifiers(
 ) -> tuple[KeyModifier, ...]:
     """What is done to the keys of a layer before `codec` sees them, the first first."""
     found: list[KeyModifier] = []
+    if group_of(codec) > 1 and (idle := [key for key in ("kmean", "kcal") if kv.get(key) != "0"]):
+        raise KVUnsupportedError(
+            f"{idle[0]}={kv.get(idle[0])} cannot act: {codec.name} has a minimum and a scale a channel as it is",
+            hint=f"leave {idle[0]} out",
+        )
     if kv.get("kbias") == "1":
-        found.append(KeyBias(shift=key_shifts([_given(layer, "kbias")])[0]))
+        found.append(KeyBias(shift=key_shift(number, _given(layer, "kbias"))))
     if kv.get("prerope") == "1":
         found.append(pre_rope(_given(layer, "prerope"), number, head_dim))
     if kv.get("kmean") == "1":

@@ -10,13 +10,12 @@ import mlx.nn as nn
 from refract.backends._gguf import read_gguf
 from refract.backends._source import ModelSource
 from refract.backends.mlx.cache import LayerSpec
-from refract.backends.mlx.codecs import layer_codecs
 from refract.backends.mlx.gguf_model import load_gguf_model
-from refract.backends.mlx.key_bias import Shift, key_shifts
 from refract.backends.mlx.lanes import make_lanes
+from refract.backends.mlx.layer_plan import side_specs
 from refract.backends.mlx.model import layer_windows, split_model
 from refract.backends.mlx.probe import probe
-from refract.backends.mlx.retention import EVERYTHING, retention_of
+from refract.backends.mlx.retention import retention_of
 from refract.backends.mlx.session import MLXSession
 from refract.engine import Blobs, LoadSpec
 from refract.errors import ConfigMismatchError, ModelError
@@ -38,8 +37,7 @@ class Runtime:
         mx.set_cache_limit(_CACHE_LIMIT_BYTES)
         model, wanted = _load(source, options["dtype"])
         split = split_model(model)
-        shifts = key_shifts(split.layers) if spec.kv.get("kbias") == "1" else ()
-        specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds), shifts)
+        specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds), split.layers)
         effective, vocab_size = probe(split, specs, _own_layers(spec.kv, len(specs)))
         _require_match(spec.kv, effective)
         return MLXSession(
@@ -89,23 +87,16 @@ def _load(source: ModelSource, dtype: str) -> tuple[nn.Module, mx.Dtype]:
 
 
 def layer_specs(
-    kv: KVConfig, head_dim: int, windows: Sequence[int | None], shifts: Sequence[Shift] = ()
+    kv: KVConfig, head_dim: int, windows: Sequence[int | None], layers: Sequence[nn.Module] | None = None
 ) -> tuple[LayerSpec, ...]:
-    """Each layer's codecs: f16 where `layers` spares it, the boundary format at the ends, the side's own elsewhere.
+    """Each layer's codecs: f16 where `layers=` spares it, the boundary format at the ends, the side's own elsewhere.
 
-    `shifts` are those of the layers' keys, none without kbias; a layer whose keys are not compressed needs none.
+    `layers` are the model's, which kbias and prerope look at. Raises: KVUnsupportedError as `side_specs` does.
     """
-    own: Sequence[Shift | None] = shifts or [None] * len(windows)
-    parts = zip(layer_codecs(kv, head_dim, len(windows)), windows, own, strict=True)
+    sides = side_specs(kv, head_dim, len(windows), layers)
     return tuple(
-        LayerSpec(
-            k=k,
-            v=v,
-            window=window,
-            key_shift=shift if k.bits_per_value < 16 else None,
-            retention=retention_of(kv) if min(k.bits_per_value, v.bits_per_value) < 16 else EVERYTHING,
-        )
-        for (k, v), window, shift in parts
+        LayerSpec(k=k.codec, v=v.codec, window=window, modifiers=k.modifiers, retention=retention_of(kv))
+        for (k, v), window in zip(sides, windows, strict=True)
     )
 
 

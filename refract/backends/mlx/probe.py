@@ -11,15 +11,22 @@ from refract.backends.mlx.codecs.base import Codec
 from refract.backends.mlx.codecs.rotations import Rotated, kind_of
 from refract.backends.mlx.codecs.sketch import Sketched
 from refract.backends.mlx.codecs.turbo import Turbo
-from refract.backends.mlx.key_bias import Shift
+from refract.backends.mlx.key_modifiers import KeyModifier, reduced
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.retention import EVERYTHING, Retention
+from refract.backends.mlx.sides import SideSpec, half
 from refract.errors import ConfigMismatchError, ModelError
 from refract.work import EffectiveKV
 
 # How far what is read may lie from what the codec leaves: a share of the codec's own error, and of the whole as much as
 # arithmetic in 16 bits needs. The finest codec, of 8 bits, errs by five times the latter.
 _OF_ERROR, _OF_NORM = 0.1, 1e-3
+_MODIFIER_NOTES = {
+    "kbias": "the rotated bias of the key projection is taken off K before it is stored and put back on reading",
+    "prerope": "K is stored as it was before its rotary embedding, which is applied on reading",
+    "kmean": "K is stored less the mean of the first 1, 2, 4, … tokens; these means take 16 bits a value each",
+    "kcal": "the dimensions of the rotated K are scaled by what its first tokens showed of them",
+}
 
 
 class RecordingCache(SequenceCache):
@@ -47,7 +54,7 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -
     Raises: ModelError when a layer never wrote to its cache; ConfigMismatchError as `verify` does.
     """
     caches = [RecordingCache(spec) for spec in specs]
-    raw = max(spec.retention.sink + spec.retention.residual for spec in specs)
+    raw = max(_waiting(side) for spec in specs for side in spec.sides)
     for tokens in ([0] * (raw + 1), [1]):
         logits = model.head(model.trunk(mx.array([tokens]), cache=caches)[:, -1:])
         mx.eval(logits)
@@ -79,6 +86,12 @@ def probe(model: SplitModel, specs: Sequence[LayerSpec], own: tuple[int, int]) -
     return effective, int(logits.shape[-1])
 
 
+def _waiting(side: SideSpec) -> int:
+    """Tokens that a side may hold before it codes one, and before all its modifiers act."""
+    kept = side.retention.sink + side.retention.residual + side.group - 1
+    return kept + max((modifier.warmup for modifier in side.modifiers), default=0)
+
+
 def verify(caches: Sequence[RecordingCache]) -> None:
     """Nothing, where every cache gives back what its codecs leave of what it was given, and less than that itself
     where a codec compresses.
@@ -86,12 +99,11 @@ def verify(caches: Sequence[RecordingCache]) -> None:
     Raises: ConfigMismatchError, which names the first layer and side that does not.
     """
     for layer, cache in enumerate(caches):
-        spec = cache.spec
-        sides = (("K", spec.k, spec.key_shift), ("V", spec.v, None))
-        for (side, codec, shift), parts, read in zip(
-            sides, zip(*cache.given, strict=True), cache.read or (), strict=True
+        for side, spec, parts, read in zip(
+            "KV", cache.spec.sides, zip(*cache.given, strict=True), cache.read or (), strict=True
         ):
-            found = difference(codec, parts, read, shift=shift, retention=spec.retention)
+            codec = spec.codec
+            found = difference(codec, parts, read, modifiers=spec.modifiers, retention=spec.retention)
             if found is not None:
                 raise ConfigMismatchError(
                     f"layer {layer} should store {side} as {codec.name}, and {found}",
@@ -104,24 +116,17 @@ def difference(
     parts: Sequence[mx.array],
     read: mx.array,
     *,
-    shift: Shift | None = None,
+    modifiers: tuple[KeyModifier, ...] = (),
     retention: Retention = EVERYTHING,
 ) -> str | None:
     """What is wrong with `read` (B, H, n, D) as what `codec` leaves of `parts` written one after the other, or None.
 
-    `shift` is taken off first and put back; what `retention` keeps raw is as it came, in 16 bits.
+    `modifiers` act before it and are undone; what `retention` keeps raw is as it came, in 16 bits.
     """
     raw = mx.concatenate(list(parts), axis=2).astype(mx.float32)
     if read.shape != raw.shape:
         return f"gives back the shape {read.shape} for {raw.shape}"
-    if keeps := codec.bits_per_value < 16 and not retention.idle:
-        raw = raw.astype(mx.float16).astype(mx.float32)  # all are in 16 bits first
-    known = 0.0 if shift is None else shift(0, raw.shape[2]).astype(mx.float32)
-    left = codec.roundtrip(raw - known).astype(mx.float32) + known
-    if keeps:
-        place = mx.arange(raw.shape[2])[:, None]
-        compressed = (place >= retention.sink) & (place < raw.shape[2] - retention.residual)
-        left = mx.where(compressed, left, raw)
+    left = _left(SideSpec(codec=codec, modifiers=modifiers, retention=retention), raw)
     given_back = read.astype(mx.float32)
     allowed = _OF_ERROR * _norm(left - raw) + _OF_NORM * _norm(raw)
     if not _norm(given_back - left) <= allowed:
@@ -129,6 +134,17 @@ def difference(
     if codec.bits_per_value < 16 and _norm(raw) > 0.0 and bool(mx.array_equal(given_back, raw)):
         return "gives back what it was given, uncompressed"
     return None
+
+
+def _left(side: SideSpec, raw: mx.array) -> mx.array:
+    """What a sound cache gives back of `raw`, written in parts of which the last was a single token."""
+    states, sink, stop = [modifier.start() for modifier in side.modifiers], side.sink, raw.shape[2]
+    if side.keeps_raw:
+        raw, stop = half(raw), side.settled(0, stop)
+        sink = min(sink, stop)
+        reduced(states, raw[:, :, :sink], 0)  # they learn from what is kept as well
+    coded = side.through(raw[:, :, sink:stop], states, sink).astype(mx.float32)
+    return mx.concatenate([raw[:, :, :sink], coded, raw[:, :, stop:]], axis=2)
 
 
 def _norm(x: mx.array) -> float:
@@ -152,8 +168,8 @@ def _rotation_notes(caches: Sequence[RecordingCache], own: tuple[int, int]) -> I
 
 
 def _kept_notes(specs: Sequence[LayerSpec], own: tuple[int, int]) -> Iterator[str]:
-    if any(spec.key_shift is not None for spec in specs):
-        yield "the rotated bias of the key projection is taken off K before it is stored and put back on reading"
+    for modifier in specs[own[0]].modifiers:
+        yield _MODIFIER_NOTES[modifier.name]
     if note := specs[min(own)].retention.note:
         yield note
 

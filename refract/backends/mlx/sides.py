@@ -42,6 +42,11 @@ class SideSpec:
         return self.codec.bits_per_value < 16 and (not self.retention.idle or self.group > 1)
 
     @property
+    def staged(self) -> bool:
+        """Whether a modifier learns from the keys."""
+        return any(modifier.staged for modifier in self.modifiers)
+
+    @property
     def sink(self) -> int:
         """Tokens from the first on that are never coded."""
         return self.retention.sink if self.keeps_raw else 0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from refract.backends._asking import Continued
-from refract.backends._completions import Entry, only_choice, read_entries, to_listing, token_ids
+from refract.backends._completions import Entry, check_prompt, only_choice, read_entries, to_listing, token_ids
 from refract.backends._http import Client, RefusedError
-from refract.backends._listed import Listing, joined
+from refract.backends._listed import Listing
 from refract.backends.openai.dialects import Dialect, new_owner
 from refract.errors import EngineError
 from refract.work import TokenIds
@@ -58,19 +58,21 @@ class CompletionsAsker:
     def force(self, prompt: TokenIds, tokens: TokenIds, count: int) -> Listing:
         """What is listed at each of `tokens` when they follow `prompt` whatever the model prefers.
 
-        Where the server takes a grammar of token ids that is one request, else one for each token: the prompt grows,
-        and a bias on the next token makes the server say its probability, which the bias does not change.
+        Where the server takes a grammar of token ids that is one request. Elsewhere it is one for each token: the
+        prompt grows, and a bias on the next token, which does not change what is listed, makes the server write it. The
+        token after that is listed in a decode step, which reads the whole cache; a pass over a prompt may not.
         """
         if self.dialect.grammar and self.eos_ids.isdisjoint(tokens):
             found = self._by_grammar(prompt, tokens, count)
             if found is not None:
                 return found
         owner = new_owner()
-        parts = []
-        for index, token in enumerate(tokens):
-            entry = self._forced((*prompt, *tokens[:index]), token, count, owner, warm=index > 0)
-            parts.append(to_listing([entry], (token,), count, self.client.name))
-        return joined(parts)
+        entries = [self._forced(prompt, tokens[0], count, owner, warm=False)]
+        for place in range(1, len(tokens)):
+            entries.append(
+                self._second((*prompt, *tokens[: place - 1]), tokens[place - 1], tokens[place], count, owner)
+            )
+        return to_listing(entries, tokens, count, self.client.name)
 
     def read(self, tokens: TokenIds, start: int, count: int) -> Listing:
         """What `force` finds: this API has no one way to score a prompt."""
@@ -110,6 +112,17 @@ class CompletionsAsker:
                 hint="check that --model is the model that the server runs",
             )
         return entry
+
+    def _second(self, prompt: TokenIds, first: int, second: int, count: int, owner: str) -> Entry:
+        """What is listed where `second` stands, when `prompt` is followed by `first`, which the server writes."""
+        answer = self._ask(prompt, 2, count, owner, warm=True, logit_bias={str(first): _FORCE})
+        entries = read_entries(only_choice(answer, self.client.name), self.client.name) or []
+        whole = len(entries) == 2 and entries[0].token == first and first not in self.eos_ids
+        own = dict(entries[1].top).get(second) if whole else None
+        if own is not None:
+            return Entry(token=second, logprob=own, top=entries[1].top)
+        alone = self._forced((*prompt, first), second, count, owner, warm=True)
+        return Entry(token=second, logprob=alone.logprob, top=entries[1].top if whole else alone.top)
 
     def _forced(self, prompt: TokenIds, token: int, count: int, owner: str, *, warm: bool) -> Entry:
         """What is listed after `prompt`, with the log-probability of `token`, listed or not."""
@@ -154,6 +167,7 @@ class CompletionsAsker:
         answer = self.client.post(_PATH, body | self.dialect.body(owner, warm=warm) | more)
         if not isinstance(answer, dict):
             raise EngineError(f"{self.client.name} answered {_PATH} with no object")
+        check_prompt(answer, prompt, self.client.name)
         return answer
 
 

@@ -30,6 +30,7 @@ from refract.backends.openai.offers import Offer, from_facts, look
 from refract.backends.openai.sameness import same_server
 from refract.backends.openai.stated import STATED, stated_kv
 from refract.backends.openai.text_asker import TextAsker
+from refract.backends.openai.words import notes, short_name, what_it_lacks
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import ConfigMismatchError, EngineError, IncompleteError, UsageError
 from refract.kv import KVConfig
@@ -95,8 +96,8 @@ class OpenAIEngine:
             except (EngineError, IncompleteError) as error:
                 checks.append(Check(name=shown(url), status="fail", message=error.message, fix=error.hint))
                 continue
-            lacks = _lacks(offer)
-            message = f"{offer.title}, model {_short(offer.model)}" + (f": {'; '.join(lacks)}" if lacks else "")
+            lacks = what_it_lacks(offer)
+            message = f"{offer.title}, model {short_name(offer.model)}" + (f": {'; '.join(lacks)}" if lacks else "")
             checks.append(Check(name=shown(url), status="warn" if lacks else "ok", message=message))
         return [*checks, Check(name="kv types", status="warn", message=STATED)]
 
@@ -167,7 +168,7 @@ class OpenAIEngine:
         options, role = self._effective(spec), self._role(spec.kv)
         url = self._places.of(role)
         if not url:
-            raise absent(self.name, role, f"a server that keeps its KV cache as {spec.kv}")
+            raise absent("OpenAI-compatible", role, f"a server that keeps its KV cache as {spec.kv}")
         offer, source, tokenizer = self._offer(url, spec.model), self._source(spec.model), self.tokenizer(spec.model)
         if offer.context and offer.context < spec.max_tokens:
             raise ConfigMismatchError(
@@ -183,7 +184,7 @@ class OpenAIEngine:
         yield ListedSession(
             asker=asker,
             blobs=blobs,
-            effective_kv=stated_kv(source, spec.kv, _notes(offer, options)),
+            effective_kv=stated_kv(source, spec.kv, notes(offer, parallel=int(options["parallel"]))),
             vocab_size=tokenizer.vocab_size,
             max_tokens=spec.max_tokens,
             count=offer.listed or 1,
@@ -201,9 +202,15 @@ class OpenAIEngine:
         )
 
     def _refuse_one_server(self, model: str) -> None:
-        """Raises: UsageError when both addresses reach one process, ConfigMismatchError for servers of two builds."""
+        """Nothing where one of the two is not there, and so not the other.
+
+        Raises: UsageError when both addresses reach one process, ConfigMismatchError for servers of two builds.
+        """
         first, second = self._places.reference, self._places.candidate
-        offers = [self._offer(url, model) for url in (first, second)]
+        try:
+            offers = [self._offer(url, model) for url in (first, second)]
+        except IncompleteError:
+            return
         clients = self._client(first, "the reference's server"), self._client(second, "the candidate's server")
         if same_server(*clients, offers[0]):
             raise one_server(f"{shown(first)} and {shown(second)} are one process")
@@ -277,33 +284,6 @@ def _asker(client: Client, offer: Offer, tokenizer: HFTokenizer) -> Asker:
 def _plain_token(tokenizer: HFTokenizer) -> int:
     """A token that is one plain letter."""
     return next(ids[0] for letter in "aexAEX.0" if len(ids := tokenizer.encode(letter)) == 1)
-
-
-def _notes(offer: Offer, options: Mapping[str, str]) -> tuple[str, ...]:
-    parallel = int(options["parallel"])
-    notes = [f"{offer.title}, model {_short(offer.model)}", offer.dialect.cache_rule, *_lacks(offer)]
-    if not offer.tokenizer_compared:
-        notes.append("the server's tokenizer could not be compared with the model's own")
-    if parallel > 1:
-        notes.append(f"{parallel} requests at once: answers may depend on their neighbours")
-    return tuple(notes)
-
-
-def _lacks(offer: Offer) -> list[str]:
-    """What the server does not offer, and what that costs."""
-    lacks = []
-    if not offer.ids:
-        lacks.append("it gives no token ids: its text is tokenised here, and no divergence is measured")
-    elif not offer.listed:
-        lacks.append("it lists no probable tokens by id: no margins, no divergence")
-    elif not offer.raw:
-        lacks.append("logit_bias changes what it lists: tokens cannot be forced, no divergence")
-    return lacks
-
-
-def _short(model: str) -> str:
-    """The served model's name without the folders of its machine."""
-    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", "~", ".")) else model
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -182,14 +182,15 @@ class SGLangEngine:
             return
         found, asked = self.installation, arguments_of(options)
         taken = found.names(asked)
-        ours = defaults(found, spec.max_tokens, int(options["parallel"]))
+        device = asked.get("device", found.device)
+        ours = defaults(found, device, max_tokens=spec.max_tokens, lanes=int(options["parallel"]))
         words = found.flags({name: value for name, value in ours.items() if name not in taken} | asked)
         log = None if self._cache_dir is None else self._cache_dir / "logs" / f"sglang-{FLAGS[spec.kv.k.name]}.log"
         with serving(
             found,
             source.path,
             ["--kv-cache-dtype", FLAGS[spec.kv.k.name], *words],
-            env=environment(asked.get("device", found.device)),
+            env=environment(device),
             timeout_s=float(options["timeout_s"]),
             ready_s=float(options["ready_s"]),
             log=log,
@@ -212,7 +213,8 @@ class SGLangEngine:
                 f"the server's attention is {facts.attention}, whose prompts do not read the cache they are scored by",
                 hint="start it with --attention-backend torch_native, or name the one it has with --engine-arg",
             )
-        self._compare(spec.kv, facts)
+        if self._effective(spec) == self._options:  # a control is started otherwise on purpose
+            self._compare(spec.kv, facts)
         if self._servers is not None:
             self._memory(spec.model, spec.kv).keep(facts)
             Memory(self._cache_dir, url).keep(facts)
@@ -246,7 +248,9 @@ class SGLangEngine:
     def _reading(self, kv: KVConfig) -> tuple[bool, bool]:
         """Whether prompts can be scored in one pass, which has to read the cache back, and in steps."""
         if self._servers is None:
-            own = defaults(self.installation, 0, 1) | arguments_of(self._options)
+            asked = arguments_of(self._options)
+            device = asked.get("device", self.installation.device)
+            own = defaults(self.installation, device, max_tokens=0, lanes=1) | asked
             passes = own.get("attention_backend") in READS_CACHE_IN_PREFILL
             apart = own.get("disable_radix_cache", "").lower() not in ON and own.get("page_size", "1") == "1"
             return passes, apart

@@ -40,14 +40,14 @@ _HINTS = {
 }
 
 
-def defaults(installation: Installation, max_tokens: int, lanes: int) -> dict[str, str]:
+def defaults(installation: Installation, device: str, *, max_tokens: int, lanes: int) -> dict[str, str]:
     """The arguments a server is started with where the user sets no other; those this version lacks are left out.
 
     A page of one token lets a prompt be read one token at a time. On processors the model runs in float32 with the
     kernels that every machine has, and an idle server sleeps.
     """
     chosen = {"page_size": "1", "skip_server_warmup": "true"}
-    if installation.device == "cpu":
+    if device == "cpu":
         tokens = max(_LEAST_TOKENS, 2 * lanes * (max_tokens + _SPARE_TOKENS))
         chosen |= {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
         chosen |= {"dtype": "float32", "max_total_tokens": str(tokens), "sleep_on_idle": "true"}

@@ -9,6 +9,7 @@ from typing import Any
 from refract.backends._asking import Continued
 from refract.backends._completions import (
     Entry,
+    check_prompt,
     only_choice,
     read_entries,
     read_prompt_entries,
@@ -123,9 +124,15 @@ class VLLMAsker:
         return entries
 
     def _ask(self, prompt: TokenIds, most: int, count: int, **more: Any) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": list(prompt), "max_tokens": most}
+        own = secrets.token_hex(16)
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": most, "request_id": own}
         lists = {"logprobs": count} if count else {}
-        return only_choice(self.client.post(_PATH, _NEUTRAL | body | lists | more), self.client.name)
+        answer = self.client.post(_PATH, _NEUTRAL | body | lists | more)
+        choice = only_choice(answer, self.client.name)
+        if own not in str(answer.get("id", own)):
+            raise EngineError(f"{self.client.name} gave the answer to another request: {str(answer['id'])[:60]}")
+        check_prompt(answer, prompt, self.client.name)
+        return choice
 
     def _read(self, choice: dict[str, Any], count: int) -> tuple[TokenIds, list[Entry]]:
         """The ids of an answer and what is listed at each. Raises: EngineError where ids or lists are missing."""

@@ -8,6 +8,7 @@ from refract.backends._kv_heads import kv_heads
 from refract.backends._source import ModelSource
 from refract.backends.vllm.http_facts import ServerFacts
 from refract.backends.vllm.kvtypes import bytes_per_value
+from refract.errors import ConfigMismatchError
 from refract.kv import KVConfig
 from refract.work import EffectiveKV
 
@@ -19,6 +20,28 @@ _WIDTHS = (2, 4)  # bytes of a value that the model's own type can have
 def same_type(asked: str, found: str) -> bool:
     """Whether two of vLLM's names for a KV type mean the same."""
     return _SAME.get(asked, asked) == _SAME.get(found, found)
+
+
+def check_skipped(kv: KVConfig, layers: int, facts: ServerFacts) -> None:
+    """Nothing, when the server spares the layers that `kv` spares.
+
+    For TurboQuant vLLM adds the first and last two layers of dense models to those it is told, and says so only in
+    its configuration. Raises: ConfigMismatchError.
+    """
+    if _is_plain(facts.cache_dtype) or not all(name.isdecimal() for name in facts.skipped):
+        return
+    spared = frozenset(range(layers)) - kv.own_layers(layers)[0]
+    found = frozenset(map(int, facts.skipped))
+    if spared != found:
+        raise ConfigMismatchError(
+            f"{kv} spares {_listed(spared)}, the server spares {_listed(found)}",
+            hint="write the candidate with boundary=N for its first and last N layers, or start the server with"
+            " --kv-cache-dtype-skip-layers",
+        )
+
+
+def _listed(layers: frozenset[int]) -> str:
+    return f"layers {', '.join(map(str, sorted(layers)))}" if layers else "no layer"
 
 
 def effective(source: ModelSource, kv: KVConfig, asked: str, facts: ServerFacts, notes: Sequence[str]) -> EffectiveKV:

@@ -27,7 +27,7 @@ from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.vllm.http_asker import VLLMAsker
 from refract.backends.vllm.http_facts import ServerFacts, read_facts
-from refract.backends.vllm.http_kv import effective, same_type
+from refract.backends.vllm.http_kv import check_skipped, effective, same_type
 from refract.backends.vllm.kvtypes import effective_type
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import ConfigMismatchError, EngineError, IncompleteError, UsageError
@@ -160,6 +160,7 @@ class HTTPVLLM:
         if not same_type(asked, facts.cache_dtype):
             in_turn = self._places.shared or ";" in self._options["candidate_kv"]
             raise other_kv("vLLM", url, shared=in_turn, asked=asked, found=facts.cache_dtype, start=start)
+        check_skipped(spec.kv, source.layers, facts)
         if facts.context and facts.context < spec.max_tokens:
             raise ConfigMismatchError(
                 f"the server at {shown(url)} takes sequences of {facts.context} tokens, this run needs"
@@ -191,8 +192,14 @@ class HTTPVLLM:
         )
 
     def _refuse_one_server(self, model: str) -> None:
-        """Raises: UsageError when both addresses reach one process, ConfigMismatchError for unlike servers."""
-        first, second = (self._facts(url, model) for url in self._places.every)
+        """Nothing where one of the two is not there, and so not the other.
+
+        Raises: UsageError when both addresses reach one process, ConfigMismatchError for unlike servers.
+        """
+        try:
+            first, second = (self._facts(url, model) for url in self._places.every)
+        except IncompleteError:
+            return
         if first.started and (first.started, first.cache_dtype) == (second.started, second.cache_dtype):
             raise one_server(" and ".join(map(shown, self._places.every)) + " are one process")
         for what, own, other in (

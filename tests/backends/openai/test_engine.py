@@ -251,6 +251,16 @@ def test_a_server_that_is_gone_is_remembered(folder: Path, tmp_path: Path) -> No
         OpenAIEngine(urls, tmp_path / "elsewhere").identify(spec)
 
 
+def test_a_side_that_is_answered_may_be_gone(folder: Path, tmp_path: Path) -> None:
+    with serving(Toy(folder=folder, noise=1.0)) as server:
+        urls = {"reference_url": dead_url(), "candidate_url": server.url, "patience_s": "1"}
+        engine = OpenAIEngine(urls, tmp_path)
+        engine.check_kv(str(folder), SMALL)
+        spec = LoadSpec(model=str(folder), kv=SMALL, max_tokens=50)
+        with engine.load(spec, BlobFolder(tmp_path / "blobs")) as session:
+            assert session.effective_kv.k == "q8_0"
+
+
 def test_identities_hold_no_address_and_differ_by_what_counts(folder: Path, tmp_path: Path) -> None:
     with two(folder, tmp_path) as run:
         reference, candidate = (
@@ -287,6 +297,8 @@ def faulty(folder: Path, reply: Callable[[], Reply], path: str = "/v1/completion
         (Reply(body=b"<html>log in</html>", kind="text/html"), EngineError, "no proxy's page"),
         (Reply(wait_s=3.0), EngineError, "did not answer /v1/completions within 1 s"),
         (say({"id": "cmpl-other", "choices": []}), EngineError, "without the one choice that was asked for"),
+        (say({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 9}}),
+         EngineError, "answered for a prompt of 9 tokens, 1 were sent"),
         (say({"choices": [{}, {}]}), EngineError, "without the one choice that was asked for"),
         (say([1, 2]), EngineError, "with no object"),
         (say({"choices": [{"text": "a", "finish_reason": "length", "logprobs": {"content": [{"id": 5}]}}]}),

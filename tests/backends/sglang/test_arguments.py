@@ -70,9 +70,8 @@ def test_a_mistyped_argument_is_recognised() -> None:
 
 
 def test_defaults_are_those_that_the_version_has() -> None:
-    assert defaults(OWN, 512, 1) == {"page_size": "1", "dtype": "float32"}
-    gpu = Installation(python="python", version="0.5.15", device="cuda", arguments=KNOWN)
-    assert defaults(gpu, 512, 1) == {"page_size": "1"}
+    assert defaults(OWN, "cpu", max_tokens=512, lanes=1) == {"page_size": "1", "dtype": "float32"}
+    assert defaults(OWN, "cuda", max_tokens=512, lanes=1) == {"page_size": "1"}
 
 
 def interpreter(folder: Path, body: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ else:
     from tests.backends.sglang.support import FakeSGLang
     kv_type = "auto" if how == "other type" else value("--kv-cache-dtype")
     attention = "triton" if how == "other attention" else given["--attention-backend"]
-    fake = FakeSGLang(model=value("--model-path"), kv_type=kv_type, attention=attention)
+    chunk = int(given.get("--chunked-prefill-size", 2048))
+    extra = {{"chunked_prefill_size": chunk}}
+    fake = FakeSGLang(model=value("--model-path"), kv_type=kv_type, attention=attention, extra=extra)
     with serving(fake.answer, port=int(value("--port"))):
         print("The server is fired up and ready to roll!", flush=True)
         time.sleep(600)
@@ -185,6 +188,16 @@ class TestLaunch:
         program.wait()
         program.stdout.close()
         assert none_left(tmp_path)
+
+    def test_a_control_is_started_otherwise_and_refuses_no_candidate(self, model: Path, tmp_path: Path) -> None:
+        own, blobs = engine(tmp_path), BlobFolder(tmp_path / "blobs")
+        plain = spec(model, "ctk=f16,ctv=f16")
+        changed = replace(plain, options=dict(own.control_options({}, plain.kv) or {}))
+        for each in (plain, changed, spec(model)):
+            with own.load(each, blobs) as session:
+                assert session.effective_kv.layers == 2
+        words = [entry["words"] for entry in started(tmp_path)]
+        assert ["--chunked-prefill-size=64" in entry for entry in words] == [False, True, False]
 
     def test_arguments_are_checked_before_anything_is_started(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no argument 'atention_backend'"):

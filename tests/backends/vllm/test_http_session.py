@@ -113,7 +113,7 @@ def test_only_the_decode_path_is_scored(folder: Path, tmp_path: Path) -> None:
 def test_the_cache_is_what_the_server_says(folder: Path, tmp_path: Path) -> None:
     width = VALUES * 4 * 16
     auto = keeps(effective_type(PLAIN), kv_cache_memory_bytes=str(10 * width + 5), num_gpu_blocks="10")
-    small = keeps("fp8_e4m3", kv_cache_dtype_skip_layers="['0']", enable_prefix_caching="True")
+    small = keeps("fp8_e4m3", enable_prefix_caching="True")
     toys = vllm(folder, PLAIN, cache=auto), vllm(folder, SMALL, cache=small)
     with (
         both(folder, tmp_path, *toys) as engine,
@@ -123,11 +123,10 @@ def test_the_cache_is_what_the_server_says(folder: Path, tmp_path: Path) -> None
         plain, compressed = reference.effective_kv, candidate.effective_kv
     assert (plain.layers, plain.layers_compressed) == (4, 0)
     assert plain.bytes_per_token == VALUES * 4  # as many blocks fit as do at 4 bytes a value
-    assert (compressed.k, compressed.v, compressed.layers_compressed) == ("fp8_e4m3", "fp8_e4m3", 3)
-    assert compressed.bytes_per_token == VALUES // 4 * (3 * 1 + 2)
+    assert (compressed.k, compressed.v, compressed.layers_compressed) == ("fp8_e4m3", "fp8_e4m3", 4)
+    assert compressed.bytes_per_token == VALUES
     notes = " ".join(compressed.notes)
     assert "read from the server" in notes
-    assert "layers 0 keep the model's own type" in notes
     assert "every text has a salt of its own" in notes
 
 
@@ -139,6 +138,16 @@ def test_another_kv_type_than_asked_is_refused(folder: Path, tmp_path: Path) -> 
     ):
         load(engine, folder, SMALL, tmp_path).__enter__()
     assert "--kv-cache-dtype fp8_e4m3" in (caught.value.hint or "")
+
+
+def test_layers_that_are_spared_without_being_asked_are_refused(folder: Path, tmp_path: Path) -> None:
+    spared = vllm(folder, SMALL, cache=keeps("fp8_e4m3", kv_cache_dtype_skip_layers="['0', '3']"))
+    with (
+        both(folder, tmp_path, candidate=spared) as engine,
+        pytest.raises(ConfigMismatchError, match="spares no layer, the server spares layers 0, 3") as caught,
+    ):
+        load(engine, folder, SMALL, tmp_path).__enter__()
+    assert "boundary=N" in (caught.value.hint or "")
 
 
 def test_names_that_mean_the_same_are_the_same(folder: Path, tmp_path: Path) -> None:
@@ -256,6 +265,8 @@ def test_a_server_that_is_not_there(folder: Path) -> None:
         (Reply(body=b"<html>log in</html>", kind="text/html"), EngineError, "something that is not JSON"),
         (Reply(wait_s=3.0), EngineError, "did not answer /v1/completions within 1 s"),
         (say({"id": "cmpl-other", "choices": []}), EngineError, "without the one choice that was asked for"),
+        (say({"id": "cmpl-other", "choices": [{"token_ids": [5]}]}), EngineError, "the answer to another request"),
+        (say({"choices": [{"token_ids": [5]}], "usage": {"prompt_tokens": 9}}), EngineError, "a prompt of 9 tokens"),
         (say({"choices": [{"token_ids": [5, 99999], "finish_reason": "length"}]}), EngineError, "outside the voc"),
         (say({"choices": [{"token_ids": [5, 6], "finish_reason": "abort"}]}), EngineError, "stopped (abort) after 2"),
     ],
