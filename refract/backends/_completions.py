@@ -127,7 +127,10 @@ def to_listing(entries: Sequence[Entry], tokens: TokenIds, count: int, name: str
         raise EngineError(f"{name} listed other tokens than those it was asked about")
     if short := [len(entry.top) for entry in entries if len(entry.top) < count]:
         raise EngineError(f"{name} listed {short[0]} tokens, {count} were asked for")
-    ids = np.array([[pair[0] for pair in entry.top[:count]] for entry in entries], np.int32).reshape(-1, count)
+    try:
+        ids = np.array([[pair[0] for pair in entry.top[:count]] for entry in entries], np.int32).reshape(-1, count)
+    except OverflowError as error:
+        raise EngineError(f"{name} listed what is no token id: {error}") from None
     values = np.array([[pair[1] for pair in entry.top[:count]] for entry in entries], np.float32).reshape(-1, count)
     return listing(tokens, [entry.logprob for entry in entries], ids, values)
 

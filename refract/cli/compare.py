@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from refract.report.changes import Changes
 
 _DESCRIPTION = (
-    "Ranks the candidates of several JSON reports, in one table for each methodology and model, differences paired on "
-    "the same prompts and windows, and says what differs between the reports. Reports of refract-llm are listed and "
-    "never ranked. With --fail-on-regression it takes two reports, OLD and NEW, shows what changed, and exits with 10 "
-    "when a score is worse: a paired interval below 0 after Holm's correction over all scores, or a score that is gone."
+    "Ranks the candidates of several JSON reports, in one table for each methodology, model and engine, differences "
+    "paired on the same prompts and windows, and says what differs between the reports. Reports of refract-llm are "
+    "listed and never ranked. With --fail-on-regression it takes two reports, OLD and NEW, shows what changed, and "
+    "exits with 10 when a score is worse: a paired interval below 0 after Holm's correction over all scores, or a "
+    "score that is gone."
 )
 REGRESSED = 10
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from refract.cli.parser import Commands
 
 _DESCRIPTION = (
-    "Writes a Markdown page of all reports in and below a folder: a ranked table for each model and methodology, with "
-    "what is of low confidence flagged. Other models and methodologies are never ranked against each other."
+    "Writes a Markdown page of all reports in and below a folder: a ranked table for each model, engine and "
+    "methodology, with what is of low confidence flagged. Only rows of one table compare."
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from refract.errors import ReportError
-from refract.report.compare import Differing, differing, needles_p, paired
+from refract.report.compare import Differing, comparable, differing, needles_p, paired
 from refract.report.ranking import axis_of, ok_axes, score_on
 from refract.results import CandidateResult, Estimate, Report
 
@@ -85,11 +85,11 @@ class _Pair:
 def changes(old: Report, new: Report) -> Changes:
     """Every score of every candidate that both reports have, composites first.
 
-    Raises: ReportError when the reports differ in methodology or model, or share no candidate.
+    Raises: ReportError when the reports differ in methodology, model or engine, or share no candidate.
     """
     differ = differing([("old", old), ("new", new)])
-    if (old.methodology.id, old.model.fingerprint) != (new.methodology.id, new.model.fingerprint):
-        names = ", ".join(d.what for d in differ if d.what != "engine")
+    if comparable(old) != comparable(new):
+        names = ", ".join(d.what for d in differ)
         raise ReportError(
             f"the reports are not comparable, they differ in: {names}",
             hint="score both with the same model, prompts, corpus and parameters",

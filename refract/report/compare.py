@@ -39,7 +39,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Reports of one methodology and one model: the only ones that are ranked together.
+    """Reports of one methodology, one model and one engine: the only ones that are ranked together.
 
     Candidates in `ranking` are named "report: KV configuration". `sizes` are their references' bytes per token.
     """
@@ -67,18 +67,26 @@ class Comparison:
 
 
 def compare(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyReport] = ()) -> Comparison:
-    """The reports, each with a name, in groups of one methodology and one model.
+    """The reports, each with a name, in groups of one methodology, one model and one engine.
 
     Raises: ReportError for no reports at all.
     """
     if not reports and not legacy:
         raise ReportError("there is nothing to compare", hint="name at least one report that --json-out wrote")
     named = list(zip(unique([name for name, _ in reports]), [report for _, report in reports], strict=True))
-    keys: dict[tuple[str, str], list[tuple[str, Report]]] = {}
+    keys: dict[tuple[str, str, str], list[tuple[str, Report]]] = {}
     for name, report in named:
-        keys.setdefault((report.methodology.id, report.model.fingerprint), []).append((name, report))
+        keys.setdefault(comparable(report), []).append((name, report))
     groups = sorted((_group(members) for members in keys.values()), key=lambda g: -len(g.reports))
     return Comparison(groups=tuple(groups), differing=differing(named), legacy=tuple(legacy))
+
+
+def comparable(report: Report) -> tuple[str, str, str]:
+    """What two reports must share to be ranked together: methodology, weights, and engine whatever its version.
+
+    Another engine stores the same format in another way, and its kernels have noise of their own.
+    """
+    return report.methodology.id, report.model.fingerprint, report.model.engine.partition(" ")[0]
 
 
 def unique(names: Sequence[str]) -> list[str]:

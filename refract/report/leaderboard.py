@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from refract.errors import ReportError
-from refract.report.compare import Group, compare, unique
+from refract.report.compare import Group, comparable, compare, unique
 from refract.report.compare_text import LEGACY_COLUMNS, legacy_cells
 from refract.report.legacy import LISTED, LegacyReport
 from refract.report.markdown import safe, table
@@ -43,7 +43,7 @@ def leaderboard(reports: Sequence[tuple[str, Report]], legacy: Sequence[LegacyRe
 
 def _newest(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
     """The reports, each with those candidates only that no later comparable report has too."""
-    kept: dict[tuple[str, str, str], tuple[str, str]] = {}
+    kept: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for name, report in sorted(reports, key=lambda named: (named[1].created, named[0])):
         for candidate in report.candidates:
             kept[_key(report, candidate)] = (report.created, name)
@@ -55,8 +55,8 @@ def _newest(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
     return found
 
 
-def _key(report: Report, candidate: CandidateResult) -> tuple[str, str, str]:
-    return report.methodology.id, report.model.fingerprint, candidate.kv
+def _key(report: Report, candidate: CandidateResult) -> tuple[str, str, str, str]:
+    return *comparable(report), candidate.kv
 
 
 def _parts(groups: Sequence[Group], legacy: Sequence[LegacyReport], reports: dict[str, Report]) -> Iterator[str]:

@@ -224,7 +224,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    (tmp_path / "prompts.jsonl").write_text(GOOD)
+    (tmp_path / "prompts.jsonl").write_bytes(GOOD)
     monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(PromptsError, match="may not be read"):
         load_prompts(tmp_path / "prompts.jsonl")

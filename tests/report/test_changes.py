@@ -185,6 +185,13 @@ def test_another_engine_is_named_and_a_missing_candidate_too() -> None:
     assert "Not in the new report: ctk=q8_0,ctv=turbo4" in " ".join(changes_text(found).split())
 
 
+def test_another_version_of_an_engine_compares_and_another_engine_does_not() -> None:
+    old = with_candidates(0)
+    new = replace(old, model=replace(old.model, engine="llamacpp 1"))
+    with pytest.raises(ReportError, match="not comparable, they differ in: engine"):
+        changes(old, new)
+
+
 def test_reports_that_measured_something_else_are_refused() -> None:
     with pytest.raises(ReportError, match=r"not comparable, they differ in: n_predict, methodology"):
         changes(report(), other_method())

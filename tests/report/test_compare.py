@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 
 from refract.errors import ReportError
 from refract.report.compare import compare
@@ -14,6 +15,7 @@ from refract.report.markdown import comparison_markdown
 from refract.results import Report
 
 from .builder import report
+from .strategies import reports
 
 
 def with_candidates(*numbers: int) -> Report:
@@ -54,11 +56,13 @@ def test_equal_candidates_share_a_rank_with_difference_0() -> None:
     assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("change", ["methodology", "model"])
-def test_other_methodologies_and_models_are_never_ranked_together(change: str) -> None:
+@pytest.mark.parametrize("change", ["methodology", "model", "engine"])
+def test_other_methodologies_models_and_engines_are_never_ranked_together(change: str) -> None:
     other = other_method() if change == "methodology" else report()
     if change == "model":
         other = replace(other, model=replace(other.model, fingerprint="sha256:other"))
+    if change == "engine":
+        other = replace(other, model=replace(other.model, engine="llamacpp 1"))
     found = compare([("a", report()), ("b", other)])
     assert len(found.groups) == 2
     for text in (comparison_text(found), comparison_markdown(found)):
@@ -134,3 +138,12 @@ def test_the_page_holds_hostile_names_inert_and_asks_for_nothing() -> None:
 def test_many_names_are_counted_rather_than_listed() -> None:
     assert some(["a", "b"]) == "a, b"
     assert some([f"r{i}" for i in range(40)]) == "r0, r1, r2 and 37 more"
+
+
+@settings(max_examples=12, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(reports, reports)
+def test_whatever_two_reports_hold_they_are_compared(one: Report, other: Report) -> None:
+    found = compare([("a", one), ("b", other), ("a", one)])
+    assert sum(len(group.reports) for group in found.groups) == 3
+    assert len({name for group in found.groups for name in group.reports}) == 3
+    assert all(form(found) for form in (comparison_text, comparison_markdown, comparison_html))

@@ -66,6 +66,9 @@ class KeyBias:
     staged: bool = False
     warmup: int = 0
 
+    def __deepcopy__(self, memo: Any) -> KeyBias:
+        return self  # a value; a copied cache shares it
+
     def start(self) -> KeyBias:
         """Itself: nothing is learnt."""
         return self
@@ -92,6 +95,9 @@ class PreRope:
     name: str = "prerope"
     staged: bool = False
     warmup: int = 0
+
+    def __deepcopy__(self, memo: Any) -> PreRope:
+        return self  # a value; a copied cache shares it
 
     def start(self) -> PreRope:
         """Itself: nothing is learnt."""

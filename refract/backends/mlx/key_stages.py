@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -138,6 +139,9 @@ class KeyMean:
     warmup: int = 0
     neutral: float = 0.0
 
+    def __deepcopy__(self, memo: Any) -> KeyMean:
+        return self  # a value; a copied cache shares it
+
     def start(self) -> Stages:
         """No mean yet."""
         return Stages(self)
@@ -188,6 +192,9 @@ class KeyScale:
     def warmup(self) -> int:
         """The tokens it is learnt from."""
         return self.tokens
+
+    def __deepcopy__(self, memo: Any) -> KeyScale:
+        return self  # a value; a copied cache shares it
 
     def start(self) -> Stages:
         """No scales yet."""

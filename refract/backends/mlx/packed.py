@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from refract.backends.mlx.key_modifiers import reduced, restored
-from refract.backends.mlx.packing import Parts, Shapes, pack, unpack
+from refract.backends.mlx.packing import Shapes, decode_packed, pack
 from refract.backends.mlx.sides import STEP, SideSpec, grown, load_states, state_arrays
 
 
@@ -29,12 +29,18 @@ class PackedSide:
         self.sink: mx.array | None = None
         self.tail: mx.array | None = None
         self.copy: mx.array | None = None
-        self.dtype = mx.float32
+        self._dtype = "float32"  # by name, which a copy of a cache can take along
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of values as they are read."""
+        dtype: mx.Dtype = getattr(mx, self._dtype)
+        return dtype
 
     def append(self, x: mx.array) -> mx.array:
         """All values so far, `x` (B, H, n, D) included."""
         start, count = self.length, x.shape[2]
-        self.dtype, self.length = x.dtype, start + count
+        self._dtype, self.length = str(x.dtype).rpartition(".")[2], start + count
         target = self.spec.coded(self.coded, start, count) if self.spec.keeps_raw else self.length
         return self._take(x, target)
 
@@ -79,10 +85,10 @@ class PackedSide:
             _put(old, part, (start - self.spec.sink) // rate, max(1, STEP // rate))
             for old, part, rate in zip(olds, packed, self.rates, strict=True)
         ]
-        return self._decoded(parts, start)
+        return self._decoded(self.spec.codec.decode(*parts), start)
 
-    def _decoded(self, parts: Parts, start: int) -> mx.array:
-        left = self.spec.codec.decode(*parts)
+    def _decoded(self, left: mx.array, start: int) -> mx.array:
+        """What is read of what the codec left of tokens from `start` on."""
         if self.states:
             left = restored(self.states, left.astype(mx.float32), start)
         return left.astype(self.dtype)
@@ -108,7 +114,7 @@ class PackedSide:
         count = self.coded - self.spec.sink
         if count > 0:
             held = tuple(part[:, :, : count // rate] for part, rate in zip(self.parts, self.rates, strict=True))
-            pieces.append(self._decoded(unpack(self.spec.codec, held, self.shapes), self.spec.sink))
+            pieces.append(self._decoded(decode_packed(self.spec.codec, held, self.shapes), self.spec.sink))
         if self.tail is not None:
             pieces.append(self.tail.astype(self.dtype))
         return mx.concatenate(pieces, axis=2)
@@ -144,12 +150,11 @@ class PackedSide:
         """What `load` needs: numbers and arrays."""
         count = max(0, self.coded - self.spec.sink)
         parts = [part[:, :, : count // rate] for part, rate in zip(self.parts, self.rates, strict=True)]
-        dtype = str(self.dtype).rpartition(".")[2]
         shapes = " ".join("x".join(map(str, shape)) for shape in self.shapes)
         return [
             self.length,
             self.coded,
-            dtype,
+            self._dtype,
             shapes,
             self.sink,
             self.tail,
@@ -160,8 +165,7 @@ class PackedSide:
 
     def load(self, saved: Sequence[Any]) -> None:
         """Takes over what `save` gave of another."""
-        self.length, self.coded, dtype, shapes, self.sink, self.tail, count, *arrays = saved
-        self.dtype = getattr(mx, dtype)
+        self.length, self.coded, self._dtype, shapes, self.sink, self.tail, count, *arrays = saved
         self.parts, self.copy = list(arrays[:count]), None
         tokens = max(0, self.coded - self.spec.sink)
         self.rates = tuple(tokens // part.shape[2] for part in self.parts)

@@ -15,6 +15,7 @@ from refract.backends.mlx.codecs.polar import Polar
 from refract.backends.mlx.codecs.rotations import Rotated
 from refract.backends.mlx.codecs.sketch import Sketched
 from refract.backends.mlx.codecs.turbo import Turbo
+from refract.backends.mlx.wide import is_wide, level_values
 
 Parts = tuple[mx.array, ...]
 Shapes = tuple[tuple[int, ...], ...]
@@ -74,3 +75,11 @@ def unpack(codec: Codec, packed: Parts, shapes: Shapes) -> Parts:
     bits = code_bits(codec)
     codes = (unpack_bits(p, b, shape[-1]) for p, b, shape in zip(packed, bits, shapes, strict=False))
     return (*codes, *packed[len(bits) :])
+
+
+def decode_packed(codec: Codec, packed: Parts, shapes: Shapes) -> mx.array:
+    """What `codec` decodes of packed parts, through wide tables where there are some; bit for bit the same."""
+    if isinstance(codec, Turbo) and is_wide(codec.bits, codec.dim):
+        codes, scales = packed
+        return codec.scaled(level_values(codes, codec.codebook, codec.bits, codec.dim), scales)
+    return codec.decode(*unpack(codec, packed, shapes))

@@ -115,7 +115,7 @@ class SGLangEngine:
             version, more = (facts.version, facts.arguments) if facts else ("not seen yet", {})
         return Identity(
             engine=self.name,
-            build=f"sglang {version}",
+            build=version,
             model=fingerprint(self._source(spec.model).files, self._cache_dir),
             kv=str(spec.kv),
             max_tokens=0,

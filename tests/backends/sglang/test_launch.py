@@ -207,7 +207,7 @@ class TestLaunch:
     def test_the_identity_holds_the_arguments_and_no_place(self, model: Path, tmp_path: Path) -> None:
         own, other = engine(tmp_path), engine(tmp_path, dtype="auto")
         assert own.identify(spec(model)).digest != other.identify(spec(model)).digest
-        assert own.identify(spec(model)).build == "sglang 0.5.15"
+        assert own.identify(spec(model)).build == "0.5.15"
         assert str(tmp_path) not in json.dumps(dict(own.identify(spec(model)).options))
 
     def test_what_is_read_follows_from_the_arguments(self, tmp_path: Path) -> None:

@@ -70,7 +70,11 @@ class Turbo:
     def decode(self, *parts: mx.array) -> mx.array:
         """Vectors (…, D) float32 of codes and scales."""
         codes, scales = parts
-        direction = unrotate(self.levels.values[codes], self.rotation, self.seed)
+        return self.scaled(self.levels.values[codes], scales)
+
+    def scaled(self, chosen: mx.array, scales: mx.array) -> mx.array:
+        """Vectors (…, D) float32 of the levels that were chosen and scales."""
+        direction = unrotate(chosen, self.rotation, self.seed)
         return direction * (scales.astype(mx.float32) / self.dim**0.5)
 
     def roundtrip(self, x: mx.array) -> mx.array:
