@@ -7,7 +7,6 @@ Stored bits per value follow each format's published layout, scales and norms in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, log2
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("polar", "hybridpc"),
             *(f"rfsn{bits}" for bits in range(2, 9)),
             *(f"minmax{bits}" for bits in (2, 3, 4, 8)),
+            *(f"nuq{bits}" for bits in (2, 3, 4)),
         ),
         "llamacpp": (
             *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
@@ -151,8 +151,13 @@ def _minmax_cost(size: int, options: Options, head_dim: int) -> float:
 
 
 def _nuq_cost(size: int, options: Options, head_dim: int) -> float:
-    """Codes, and of every outlier the fp16 value and the place in its head; codebooks are negligible."""
-    return size + float(options["outliers"]) * (16 + ceil(log2(head_dim)))
+    """Codes, an fp16 mean and deviation a group, and of every outlier the fp16 value and its place there.
+
+    A group is a channel of 128 tokens or a head of one token; outliers are a share of it, at least one of each.
+    """
+    group, outliers = 128 if options["axis"] == "channel" else head_dim, float(options["outliers"])
+    kept = max(1, round(outliers * group)) if outliers else 0
+    return size + (32 + kept * (24 if group <= 256 else 32)) / group
 
 
 def _polar_complaint(_: int, options: Options) -> str:
@@ -188,8 +193,11 @@ _POLAR = (
 )
 _HYBRID = (share("ratio", "0.65", backends=("mlx",)), count("bits", 4, 1, backends=("mlx",)))
 _RFSN = (choice("g", "32", "64", backends=("mlx",)),)
-_MINMAX = (choice("axis", "token", "channel"), choice("g", "32", "64", "128", "head", backends=("mlx",)))
-_NUQ = (choice("axis", "channel", "token"), share("outliers", "0", "0"))
+_MINMAX = (
+    choice("axis", "token", "channel", backends=("mlx",)),
+    choice("g", "32", "64", "128", "head", backends=("mlx",)),
+)
+_NUQ = (choice("axis", "channel", "token", backends=("mlx",)), share("outliers", "0", "0", backends=("mlx",)))
 
 _CATALOGUE = (
     _fixed("f16", 16, "IEEE half", dense=True),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -95,6 +96,19 @@ class BlobRef:
     sha256: str
     size_bytes: int
     format: str  # engine-specific name and version of the layout, such as "mlx-hidden/1"
+
+
+BLOB_LIST = "blobs/1"  # the format of a blob that stands for several others
+
+
+def pack_blobs(refs: Sequence[BlobRef]) -> bytes:
+    """What a blob of format BLOB_LIST holds: JSON, a list of objects with the fields of BlobRef."""
+    return json.dumps([asdict(ref) for ref in refs]).encode()
+
+
+def unpack_blobs(data: bytes) -> tuple[BlobRef, ...]:
+    """The blobs that `pack_blobs` joined. Raises: ValueError, TypeError for other bytes."""
+    return tuple(BlobRef(**ref) for ref in json.loads(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,11 +54,12 @@ BITS = {
     ("minmax2", 128): 3.0,
     ("minmax4:g=head", 128): 4.25,
     ("minmax3:g=head", 128): 3.25,
-    ("nuq3", 128): 3.0,
-    ("nuq3:outliers=0.01", 128): 3.23,
+    ("nuq3", 128): 3.25,
+    ("nuq3:outliers=0.01", 128): 3 + 56 / 128,
+    ("nuq3:axis=token:outliers=0.01", 64): 3 + 56 / 64,
+    ("nuq3:axis=token:outliers=0.02", 512): 3 + (32 + 10 * 32) / 512,
 }
-MLX_LATER = {"nuq2", "nuq3", "nuq4"}
-MLX_NOW = set(FORMATS) - MLX_LATER
+MLX_NOW = set(FORMATS)
 
 
 @pytest.mark.parametrize(("text", "head_dim"), BITS)
@@ -152,9 +153,9 @@ def test_boundary_is_supported_on_mlx() -> None:
     ("text", "backend", "reasons"),
     [
         (
-            "ctk=nuq3,ctv=q5_0,kmean=1,boundary=2",
+            "ctk=nuq3:outliers=0.01,ctv=q5_0,kmean=1,boundary=2",
             "mlx",
-            ["nuq3 is planned for mlx and not implemented yet", "kmean=1 is planned for mlx and not implemented yet"],
+            [],
         ),
         (
             "ctk=turbo4:scale=eden:prod=1,ctv=turbo4",
@@ -164,7 +165,7 @@ def test_boundary_is_supported_on_mlx() -> None:
         (
             "ctk=minmax2:axis=channel:g=64,ctv=minmax2:g=64",
             "mlx",
-            ["minmax2:axis=channel is planned for mlx and not implemented yet"],
+            [],
         ),
         ("ctk=q8_0,ctv=q5_1:rot=haar,seed=3,boundary_v=2:type=q8_0", "mlx", []),
         ("ctk=q8_0,ctv=turbo3,rot=none", "llamacpp", []),

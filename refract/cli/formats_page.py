@@ -36,8 +36,8 @@ NOTES: Mapping[str, tuple[str, str]] = {
     "polar": ("PolarQuant, arXiv:2502.02617", "comparison: turbo3 errs 5 % more at 0.75 bits less"),
     "hybridpc": ("RFSN names it; the mix is ours", "comparison with polar and turbo at equal bits"),
     "rfsn": ("RFSN", "to reproduce its results"),
-    "minmax": ("KIVI, arXiv:2402.02750; vLLM's values", "values at 4 bits, as in vLLM's presets"),
-    "nuq": ("KVQuant, arXiv:2401.18079", "not built yet"),
+    "minmax": ("KIVI, arXiv:2402.02750; vLLM's values", "values at 4 bits; keys with large channels by `axis=channel`"),
+    "nuq": ("KVQuant, arXiv:2401.18079", "keys before RoPE, with a few outliers kept aside"),
 }
 
 

@@ -9,21 +9,22 @@ from pathlib import Path
 
 from refract.atomic import PREFIX
 from refract.errors import StoreError
+from refract.run.blobs import BlobFolder
 from refract.run.codec import CodecError, decode
 from refract.run.database import Database
-from refract.work import Base, Generation
+from refract.work import BLOB_LIST, Base, BlobRef, Generation, unpack_blobs
 
 _LEFT_BEHIND = (f"{PREFIX}*.tmp", ".fetch-*", ".*.part")  # what a killed process leaves; nobody reads them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One stored answer: its size in the database, when it was put there (UTC), and the blob it refers to."""
+    """One stored answer: its size in the database, when it was put there (UTC), and the blobs it refers to."""
 
     key: str
     size_bytes: int
     created: str
-    blob: str | None = None
+    blobs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,10 @@ def take_inventory(cache: Path) -> Inventory:
         rows = database.read("SELECT key, kind, length(body), created FROM answers ORDER BY created, key")
         answers = tuple(
             Entry(
-                key=str(key), size_bytes=int(size), created=str(created), blob=_blob_of(database, str(key), str(kind))
+                key=str(key),
+                size_bytes=int(size),
+                created=str(created),
+                blobs=_blobs_of(cache, database, str(key), str(kind)),
             )
             for key, kind, size, created in rows
         )
@@ -84,7 +88,7 @@ def plan_pruning(
     kept = [answer for answer in found.answers if cutoff is None or datetime.fromisoformat(answer.created) >= cutoff]
     if most_bytes is not None:
         kept = kept[_first_fitting(kept, found.blobs, most_bytes) :]
-    keys, used = {answer.key for answer in kept}, {answer.blob for answer in kept}
+    keys, used = {answer.key for answer in kept}, {blob for answer in kept for blob in answer.blobs}
     return Plan(
         answers=tuple(answer for answer in found.answers if answer.key not in keys),
         blobs={name: size for name, size in found.blobs.items() if name not in used},
@@ -97,10 +101,8 @@ def _first_fitting(answers: Sequence[Entry], blobs: Mapping[str, int], most_byte
     total, seen = 0, set[str]()
     for index in range(len(answers) - 1, -1, -1):
         answer = answers[index]
-        total += answer.size_bytes
-        if answer.blob is not None and answer.blob not in seen:
-            seen.add(answer.blob)
-            total += blobs.get(answer.blob, 0)
+        total += answer.size_bytes + sum(blobs.get(blob, 0) for blob in answer.blobs - seen)
+        seen |= answer.blobs
         if total > most_bytes:
             return index + 1
     return 0
@@ -139,9 +141,9 @@ def _blob_files(cache: Path) -> Iterator[Path]:
             yield file
 
 
-def _blob_of(database: Database, key: str, kind: str) -> str | None:
+def _blobs_of(cache: Path, database: Database, key: str, kind: str) -> frozenset[str]:
     if kind not in (Base.__name__, Generation.__name__):
-        return None
+        return frozenset()
     ((body,),) = database.read("SELECT body FROM answers WHERE key = ?", (key,))
     try:
         answer = decode(body)
@@ -150,7 +152,18 @@ def _blob_of(database: Database, key: str, kind: str) -> str | None:
         hint = f"delete the file {file} (with -wal and -shm beside it) and run the same command again"
         raise StoreError(f"the stored answer {key} in {file} cannot be read ({error})", hint=hint) from error
     ref = answer.blob if isinstance(answer, Base) else answer.base if isinstance(answer, Generation) else None
-    return None if ref is None else ref.sha256
+    return frozenset() if ref is None else _with_listed(BlobFolder(cache / "blobs"), ref)
+
+
+def _with_listed(blobs: BlobFolder, ref: BlobRef) -> frozenset[str]:
+    """The blob and, where it stands for others, those; all of an unreadable list's are lost with it."""
+    if ref.format != BLOB_LIST:
+        return frozenset({ref.sha256})
+    try:
+        listed = unpack_blobs(blobs.path(ref).read_bytes())
+    except (StoreError, OSError, ValueError, TypeError):
+        listed = ()
+    return frozenset({ref.sha256, *(each.sha256 for each in listed)})
 
 
 def _size(path: Path) -> int:

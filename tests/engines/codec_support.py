@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from refract.errors import KVUnsupportedError
 from refract.kv import parse_kv
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -29,6 +30,15 @@ def codec(name: str, dim: int, rot: str = "auto", seed: int = 0) -> Any:
     from refract.backends.mlx.codecs import make_codec
 
     return make_codec(parse_kv(f"ctk={name},ctv=f16").k, dim, rot=rot, seed=seed)
+
+
+def fits(name: str, dim: int) -> bool:
+    """Whether the format takes vectors of `dim`."""
+    try:
+        codec(name, dim)
+    except KVUnsupportedError:
+        return False
+    return True
 
 
 def roundtrip(name: str, x: Array, rot: str = "auto", seed: int = 0) -> Array:

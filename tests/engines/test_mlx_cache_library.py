@@ -22,6 +22,9 @@ KVS = [
     "ctk=turbo3,ctv=f16,prerope=1",
     "ctk=turbo4,ctv=turbo4,prefill=raw,sink=1",
     "ctk=turbo2:prod=1,ctv=polar,boundary=1",
+    "ctk=minmax2:axis=channel,ctv=minmax2,residual=8",
+    "ctk=nuq3:outliers=0.01,ctv=nuq3:axis=token:outliers=0.01,prerope=1,sink=1",
+    "ctk=rfsn5,ctv=hybridpc",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codec_support import codec, gaussian, roundtrip
+from codec_support import DIMS, codec, fits, gaussian, roundtrip
 
 from refract.errors import KVUnsupportedError
 from refract.formats import BUILT
@@ -12,7 +12,9 @@ from refract.kv import parse_kv
 
 pytestmark = pytest.mark.usefixtures("mlx")
 VARIANTS = [
-    *BUILT["mlx"],
+    *(name for name in BUILT["mlx"] if not name.startswith("nuq")),  # by default it codes tokens together
+    *(f"nuq{bits}:axis=token" for bits in (2, 3, 4)),
+    "nuq3:axis=token:outliers=0.02",
     *(f"turbo{bits}:scale={scale}" for bits in (1, 4, 8) for scale in ("none", "eden", "ls")),
     "turbo4:codebook=legacy4",
     "turbo6:codebook=sphere",
@@ -64,10 +66,15 @@ def test_reading_back_is_decoding_what_was_encoded_in_shape_and_dtype(name: str,
     assert mx.array_equal(stored.decode(*stored.encode(x)).astype(x.dtype), out)
 
 
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_extreme_vectors_stay_finite_and_lose_no_more_than_themselves(name: str) -> None:
+def test_extreme_vectors_stay_finite_and_lose_no_more_than_themselves(name: str, dim: int) -> None:
     """One spike, a constant, norms of 1e4 and 1e-8, the least half: never a worse reading than zero."""
-    x = gaussian(6, 64).copy()
+    if not fits(name, dim):
+        with pytest.raises(KVUnsupportedError, match=str(dim)):
+            codec(name, dim)
+        return
+    x = gaussian(6, dim).copy()
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     x[0] = 0
     x[0, 7] = 50.0
@@ -83,10 +90,15 @@ def test_extreme_vectors_stay_finite_and_lose_no_more_than_themselves(name: str)
     assert (error <= np.linalg.norm(x.astype(np.float64), axis=1) * 1.001).all(), error
 
 
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_what_is_not_finite_stays_visible_in_its_vector_alone(name: str, broken: float) -> None:
-    x = gaussian(3, 64).copy()
+def test_what_is_not_finite_stays_visible_in_its_vector_alone(name: str, broken: float, dim: int) -> None:
+    if not fits(name, dim):
+        with pytest.raises(KVUnsupportedError, match=str(dim)):
+            codec(name, dim)
+        return
+    x = gaussian(3, dim).copy()
     x[1, 4] = broken
     out = roundtrip(name, x)
     assert not np.isfinite(out[1]).all()

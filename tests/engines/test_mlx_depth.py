@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from refract.engine import LoadSpec
+from refract.kv import parse_kv
+from refract.run.blobs import BlobFolder
+from refract.work import Base, CompareBase, Divergence, Window, WriteBase
+
 pytestmark = pytest.mark.usefixtures("mlx")
 
-DEPTH = 7900  # and 256 scored positions fit the model's 8,192
+SHALLOW, DEEP = 256, 7900  # and the scored positions fit the model's 8,192
+POSITIONS = 256
 MOST_BYTES = 1 << 30
-WORDS = [
-    *("-m", "refract", "score", "--candidate", "ctk=q8_0,ctv=turbo3", "--axes", "kld", "--chunks", "1", "--ctx", "64"),
-    *("--no-explain", "--no-control", "--progress", "none"),
-]
 
 
-def peak_bytes(model: Path, cache: Path, *more: str) -> int:
-    """The largest resident size of a run of `refract score`; every run starts with an empty store."""
-    command = [sys.executable, *WORDS, "--model", str(model), "--cache-dir", str(cache), *more]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, said.decode()
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def peak_bytes(model: Path, folder: Path, depth: int) -> int:
+    """The largest resident size of a process that compares as many windows at `depth` as there are lanes."""
+    command = [sys.executable, "-m", "tests.engines.test_mlx_depth", str(model), str(folder), str(depth)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def test_a_window_at_7900_tokens_takes_less_than_a_gibibyte_above_the_model(smollm2: Path, tmp_path: Path) -> None:
-    shallow = peak_bytes(smollm2, tmp_path / "shallow")
-    deep = peak_bytes(smollm2, tmp_path / "deep", "--depth", str(DEPTH))
-    print(f"peak {shallow / 2**20:.0f} MiB without, {deep / 2**20:.0f} MiB with windows at {DEPTH} tokens")
+def test_windows_at_7900_tokens_take_less_than_a_gibibyte_above_the_model(smollm2: Path, tmp_path: Path) -> None:
+    shallow = peak_bytes(smollm2, tmp_path / "shallow", SHALLOW)
+    deep = peak_bytes(smollm2, tmp_path / "deep", DEEP)
+    print(f"peak {shallow >> 20} MiB at {SHALLOW} tokens, {deep >> 20} MiB at {DEEP}")
+    assert shallow > 256 << 20
     assert deep - shallow < MOST_BYTES
+
+
+def compare_windows(model: str, folder: Path, depth: int) -> None:
+    """Two windows, one a lane on two cores, under the reference and under a candidate."""
+    from refract.backends.mlx.blas import prepare_blas
+
+    prepare_blas()
+    from refract.backends.mlx.engine import MLXEngine
+
+    engine, blobs = MLXEngine(cache_dir=folder), BlobFolder(folder / "blobs")
+    texts = [tuple((7 * i + 13 * n) % 40000 + 100 for i in range(depth + POSITIONS)) for n in range(2)]
+    windows = [Window(tokens=tokens, start=depth) for tokens in texts]
+
+    def ask(kv: str, requests: list[WriteBase] | list[CompareBase]) -> list[object]:
+        spec = LoadSpec(model=model, kv=parse_kv(kv), max_tokens=depth + POSITIONS)
+        with engine.load(spec, blobs) as session:
+            return [answer for _, answer in session.run(requests)]
+
+    bases = ask("ctk=f16,ctv=f16", [WriteBase(windows=(window,), protocol="prefill") for window in windows])
+    blobs_of = [base.blob for base in bases if isinstance(base, Base)]
+    comparisons = [
+        CompareBase(windows=(window,), protocol="prefill", base=blob)
+        for window, blob in zip(windows, blobs_of, strict=True)
+    ]
+    answers = ask("ctk=q8_0,ctv=turbo3", comparisons)
+    if not all(isinstance(answer, Divergence) and answer.kl.size == POSITIONS for answer in answers):
+        raise SystemExit(f"expected two divergences, got {answers}")
+
+
+if __name__ == "__main__":
+    compare_windows(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(most * (1 if sys.platform == "darwin" else 1024))

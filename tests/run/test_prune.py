@@ -16,14 +16,14 @@ from refract.errors import StoreError
 from refract.run.prune import Entry, Inventory, plan_pruning, prune, take_inventory
 from refract.run.store import AnswerStore
 from refract.run.usage import Claim
-from refract.work import Base, Generation, TokenScores
+from refract.work import BLOB_LIST, Base, Generation, TokenScores, pack_blobs
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 
 
 def entry(key: str, days: float, size_bytes: int = 10, blob: str | None = None) -> Entry:
     created = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
-    return Entry(key=key, size_bytes=size_bytes, created=created, blob=blob)
+    return Entry(key=key, size_bytes=size_bytes, created=created, blobs=frozenset({blob} if blob else ()))
 
 
 def inventory(*answers: Entry, **blobs: int) -> Inventory:
@@ -81,9 +81,21 @@ def test_an_inventory_says_what_there_is_and_changes_nothing(tmp_path: Path) -> 
     found = take_inventory(tmp_path)
     assert {answer.key for answer in found.answers} == {"base", "generation", "scores"}
     orphan = hashlib.sha256(b"orphan" * 10).hexdigest()
-    assert found.blobs.keys() - {answer.blob for answer in found.answers} == {orphan}
+    assert found.blobs.keys() - {blob for answer in found.answers for blob in answer.blobs} == {orphan}
     assert {path.name: size for path, size in found.leftovers.items()} == {".refract-0123.tmp": 4, ".fetch-x": 4}
     assert take_inventory(tmp_path) == found
+
+
+def test_blobs_that_a_blob_stands_for_are_used_as_it_is(tmp_path: Path) -> None:
+    with AnswerStore(tmp_path) as store:
+        parts = [store.blobs.put(data, format="test/1") for data in (b"one", b"two")]
+        joined = store.blobs.put(pack_blobs(parts), format=BLOB_LIST)
+        orphan = store.blobs.put(b"three", format="test/1")
+        store.put("base", Base(blob=joined))
+    plan = plan_pruning(take_inventory(tmp_path), now=NOW)
+    assert plan.blobs.keys() == {orphan.sha256}
+    everything = plan_pruning(take_inventory(tmp_path), now=NOW, most_bytes=0)
+    assert everything.blobs.keys() == {ref.sha256 for ref in (*parts, joined, orphan)}
 
 
 def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:

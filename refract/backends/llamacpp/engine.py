@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -246,7 +247,8 @@ class LlamaCppEngine:
         def check(log: str) -> None:
             found = read_cache_log(log)
             effective_kv(kv, found)
-            check_context(found, asked_context(options, _extra(options)), tokens=0)
+            asked = asked_context(options, _extra(options))
+            check_context(found, replace(asked, sequences=None), tokens=0)  # it takes as many at once as fit a batch
 
         return Perplexity(
             binary=self.binaries.perplexity,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from refract.backends.llamacpp.server import Server
 from refract.engine import Blobs
 from refract.errors import EngineError
 from refract.work import (
+    BLOB_LIST,
     Answer,
     Base,
     BlobRef,
@@ -35,10 +35,11 @@ from refract.work import (
     TokenScores,
     Window,
     WriteBase,
+    pack_blobs,
+    unpack_blobs,
 )
 
 _Key = tuple[Window, BlobRef | None]
-SEVERAL = "llamacpp-windows/1"  # a JSON list of the blobs of single windows
 
 Reply = tuple[Request, Answer | Failure]
 
@@ -116,13 +117,13 @@ class LlamaCppSession:
         """One blob that names all."""
         if len(refs) == 1:
             return refs[0]
-        return self._blobs.put(json.dumps([asdict(ref) for ref in refs]).encode(), format=SEVERAL)
+        return self._blobs.put(pack_blobs(refs), format=BLOB_LIST)
 
     def _parts(self, ref: BlobRef, count: int) -> tuple[BlobRef, ...]:
         """The blobs of single windows that `_one` joined. Raises: EngineError when they are not as many as expected."""
         parts: tuple[BlobRef, ...] = (ref,)
-        if ref.format == SEVERAL:
-            parts = tuple(BlobRef(**part) for part in json.loads(self._blobs.path(ref).read_bytes()))
+        if ref.format == BLOB_LIST:
+            parts = unpack_blobs(self._blobs.path(ref).read_bytes())
         if len(parts) != count:
             raise EngineError(f"the stored reference holds {len(parts)} windows, {count} are asked for")
         return parts

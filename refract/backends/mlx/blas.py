@@ -35,11 +35,11 @@ class Blas:
     fast: bool
 
     @property
-    def advice(self) -> str | None:
-        """One line on how to get a fast BLAS, or None when there is one."""
+    def warning(self) -> str | None:
+        """What a slow BLAS costs, or None for a fast one."""
         if self.fast:
             return None
-        return "MLX runs on its slow reference BLAS here (about 30 times slower); pip install mkl makes it fast"
+        return "MLX runs on its slow reference BLAS here, about 30 times slower than on a fast one"
 
 
 def _mkl_libraries() -> Iterator[Path]:

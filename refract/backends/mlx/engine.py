@@ -19,7 +19,7 @@ from refract.backends.mlx.blas import Blas, prepare_blas
 from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import KVUnsupportedError, MissingPackageError
 from refract.formats import unsupported
-from refract.kv import KVConfig
+from refract.kv import Format, KVConfig
 
 if TYPE_CHECKING:
     from refract.backends.mlx.load import Runtime
@@ -55,15 +55,26 @@ class MLXEngine:
         return prepare_blas()
 
     def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
-        """Everything where prefill reads what the cache stores, so that both KL protocols see the compression."""
-        raw = kv.get("residual") != "0" or kv.get("prefill") == "raw"
+        """Everything where prefill reads what the cache stores, so that both KL protocols see the compression.
+
+        A format over groups of tokens would tell a token of a prompt of those that follow in its group.
+        """
+        grouped = any(_over_tokens(side) for side in (kv.k, kv.v))
+        raw = grouped or kv.get("residual") != "0" or kv.get("prefill") == "raw"
         return frozenset(Capability) - (_BY_PREFILL if raw else frozenset())
 
     def check(self, model: str) -> list[Check]:
         """Packages, BLAS, device and the model's files."""
         checks = [_package("mlx"), _package("mlx-lm"), _package("gguf"), _package("tokenizers")]
-        slow = self.blas.advice
-        checks.append(Check(name="blas", status="warn" if slow else "ok", message=slow or self.blas.name, fix=slow))
+        slow = self.blas.warning
+        checks.append(
+            Check(
+                name="blas",
+                status="warn" if slow else "ok",
+                message=slow or self.blas.name,
+                fix="pip install mkl" if slow else None,
+            )
+        )
         source = self._source(model)
         message = f"{source.name}: {source.architecture}, {source.layers} layers, head dimension {source.head_dim}"
         return [*checks, Check(name="model", status="ok", message=message)]
@@ -179,6 +190,12 @@ class MLXEngine:
             raise MissingPackageError(
                 f"the mlx backend cannot be imported: {error}", hint="pip install 'refract-kv[mlx]'"
             ) from None
+
+
+def _over_tokens(format_: Format) -> bool:
+    """Whether the format codes several tokens together."""
+    options = {option.name for option in format_.spec.options}
+    return "axis" in options and format_.option("axis") == "channel"
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -8,14 +8,14 @@ from functools import partial
 import mlx.nn as nn
 
 from refract.backends.mlx.codecs import layer_codecs
-from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.codecs.base import Codec, group_of
 from refract.backends.mlx.codecs.rotations import rotate, unrotate
 from refract.backends.mlx.key_bias import key_shift
 from refract.backends.mlx.key_modifiers import KeyBias, KeyModifier, pre_rope
 from refract.backends.mlx.key_stages import KeyMean, key_scale
 from refract.backends.mlx.probe import rotation_of
 from refract.backends.mlx.retention import EVERYTHING, retention_of
-from refract.backends.mlx.sides import SideSpec, group_of
+from refract.backends.mlx.sides import SideSpec
 from refract.errors import KVUnsupportedError
 from refract.kv import KVConfig
 

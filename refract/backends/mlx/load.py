@@ -22,7 +22,7 @@ from refract.errors import ConfigMismatchError, ModelError
 from refract.kv import KVConfig
 from refract.work import EffectiveKV
 
-_CACHE_LIMIT_BYTES = 2 << 30  # freed arrays that MLX may keep for reuse
+_CACHE_LIMIT_BYTES = 256 << 20  # freed arrays that MLX may keep for reuse; more made nothing faster
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 

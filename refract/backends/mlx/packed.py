@@ -121,9 +121,7 @@ class PackedSide:
 
     def trim(self, length: int) -> None:
         """Forgets what is beyond `length` tokens; of a group that is cut, what it was read as stays, in f16."""
-        whole = min(self.coded, length)
-        if whole > self.spec.sink:
-            whole = self.spec.sink + (whole - self.spec.sink) // self.spec.group * self.spec.group
+        whole = self.spec.uncut(self.coded, length)
         if self.spec.keeps_raw:
             self.tail = self.values[:, :, whole:length].astype(mx.float16)
             self.sink = None if self.sink is None else self.sink[:, :, :whole]

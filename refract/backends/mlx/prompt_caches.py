@@ -14,8 +14,10 @@ from refract.backends.mlx.layer_plan import NEEDING_MODEL, side_specs
 from refract.backends.mlx.prompt_cache import CompressedKVCache, Origin
 from refract.backends.mlx.sides import SideSpec
 from refract.errors import KVUnsupportedError, ModelError
-from refract.formats import unsupported
+from refract.formats import KEYS, unsupported
 from refract.kv import KVConfig, parse_kv
+
+_NO_STORAGE = ("sparsev", "select", "evict", "decay")
 
 
 def model_caches(model: nn.Module, kv: KVConfig, *, packed: bool, working: int) -> list[Any]:
@@ -26,6 +28,11 @@ def model_caches(model: nn.Module, kv: KVConfig, *, packed: bool, working: int) 
     """
     if reasons := unsupported(kv, "mlx"):
         raise KVUnsupportedError(f"{kv}: {reasons[0]}", hint="see: refract formats --backend mlx")
+    if others := [key for key in _NO_STORAGE if kv.get(key) != KEYS[key].default]:
+        raise KVUnsupportedError(
+            f"{others[0]}={kv.get(others[0])} changes how a model attends, which a cache alone cannot do",
+            hint=f"leave {others[0]} out here; `refract score` can measure it",
+        )
     caches, windows, head_dim = _layout(model)
     layers = [layer for layer, window in zip(model.layers, windows, strict=True) if window is not None]
     sides = iter(enumerate(side_specs(kv, head_dim, len(layers), layers)))

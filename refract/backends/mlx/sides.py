@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.codecs.base import Codec, group_of
 from refract.backends.mlx.key_modifiers import KeyModifier, KeyState, Start, reduced, restored
 from refract.backends.mlx.key_stages import Stages
 from refract.backends.mlx.retention import EVERYTHING, Retention
@@ -63,17 +63,17 @@ class SideSpec:
         first = max(old, min(self.retention.sink, wanted))
         return first + max(0, wanted - first) // self.group * self.group
 
+    def uncut(self, coded: int, length: int) -> int:
+        """How far a side that is coded up to `coded` stays so when only `length` tokens are left: whole groups."""
+        whole = min(coded, length)
+        return whole - max(0, whole - self.sink) % self.group
+
     def through(self, x: mx.array, states: Sequence[KeyState], start: Start) -> mx.array:
         """What reading `x` (B, H, n, D), tokens from `start` on, gives back."""
         if not states:
             return self.codec.roundtrip(x)
         left = self.codec.roundtrip(reduced(states, x, start)).astype(mx.float32)
         return restored(states, left, start).astype(x.dtype)
-
-
-def group_of(codec: Codec) -> int:
-    """Tokens that `codec` codes together."""
-    return int(getattr(codec, "tokens", 1))
 
 
 def half(x: mx.array) -> mx.array:
@@ -131,7 +131,7 @@ class DenseSide:
 
     def trim(self, length: int) -> None:
         """Forgets what is beyond `length` tokens."""
-        self.length, self.coded = length, min(self.coded, length)
+        self.length, self.coded = length, self.spec.uncut(self.coded, length)
 
     def keep(self, places: Sequence[int]) -> None:
         """Removes every token but those at `places`, which are ascending."""

@@ -9,11 +9,13 @@ from typing import cast
 from refract.backends.mlx.codecs.affine import Affine
 from refract.backends.mlx.codecs.base import Codec
 from refract.backends.mlx.codecs.blocks import BLOCK, IQ4NL, Q8_0, Ranged, Symmetric
+from refract.backends.mlx.codecs.channels import ChannelMinMax
 from refract.backends.mlx.codecs.codebooks import angle_levels
 from refract.backends.mlx.codecs.dense import Dense
 from refract.backends.mlx.codecs.fp8 import FP8
 from refract.backends.mlx.codecs.hybridpc import HybridPC, angle_bits
 from refract.backends.mlx.codecs.minmax import MinMax
+from refract.backends.mlx.codecs.nuq import NUQ
 from refract.backends.mlx.codecs.polar import Polar
 from refract.backends.mlx.codecs.rfsn import RFSN
 from refract.backends.mlx.codecs.rotations import Rotated, rotation
@@ -48,6 +50,8 @@ def _fp8(format_: Format, dim: int) -> Codec:
 
 
 def _minmax(format_: Format, dim: int) -> Codec:
+    if format_.option("axis") == "channel":
+        return ChannelMinMax(bits=format_.spec.size, tokens=int(format_.option("g")))
     if format_.option("g") != "head":
         _require_groups(format_, dim, int(format_.option("g")))
     return MinMax(bits=format_.spec.size, dim=dim, group=format_.option("g"))
@@ -58,6 +62,16 @@ def _hybridpc(format_: Format, dim: int) -> Codec:
     for level, count in enumerate(angle_bits(bits)[1:], 2):
         angle_levels(level, count)
     return HybridPC(ratio=format_.option("ratio"), bits=bits, dim=dim)
+
+
+def _nuq(format_: Format, dim: int) -> Codec:
+    codec = NUQ(bits=format_.spec.size, dim=dim, axis=format_.option("axis"), outliers=format_.option("outliers"))
+    if 2 * codec.kept > codec.size:
+        raise KVUnsupportedError(
+            f"outliers={codec.outliers} keeps {codec.kept} of {codec.size} values aside",
+            hint="use a share of a few per cent, such as outliers=0.01",
+        )
+    return codec
 
 
 def _polar(format_: Format, dim: int) -> Codec:
@@ -100,6 +114,7 @@ CODECS: Mapping[str, Factory] = {
     "hybridpc": _hybridpc,
     **{f"rfsn{bits}": _rfsn for bits in range(2, 9)},
     **{f"minmax{bits}": _minmax for bits in (2, 3, 4, 8)},
+    **{f"nuq{bits}": _nuq for bits in (2, 3, 4)},
 }
 
 

@@ -14,7 +14,8 @@ class Affine:
     """`bits`-bit codes with a scale and a bias of 16 bits per `group` values, bit-equal to `mx.quantize`.
 
     A model that runs in float32 has its keys and values cast to float16 first, since a scale of 32 bits is not what
-    anybody stores. MLX turns NaN into some finite code; here it stays NaN, so that a broken model stays visible.
+    anybody stores. MLX turns NaN into some finite code; here its group's scale becomes NaN, so that a broken model
+    stays visible.
     """
 
     bits: int
@@ -34,7 +35,8 @@ class Affine:
         """Packed codes (…, D · b / 32) uint32, scales and biases (…, D / g) of `x` (…, D), D a multiple of g."""
         half = x.astype(mx.float16) if x.dtype == mx.float32 else x
         codes, scales, biases = mx.quantize(half, group_size=self.group, bits=self.bits)
-        return codes, scales, biases
+        broken = mx.any(mx.isnan(half.reshape(*half.shape[:-1], -1, self.group)), axis=-1)
+        return codes, mx.where(broken, float("nan"), scales).astype(scales.dtype), biases
 
     def decode(self, *parts: mx.array) -> mx.array:
         """scale · code + bias (…, D), in the dtype of the scales."""
@@ -43,4 +45,4 @@ class Affine:
 
     def roundtrip(self, x: mx.array) -> mx.array:
         """`x` (…, D), D a multiple of the group, through `mx.quantize` and `mx.dequantize`."""
-        return mx.where(mx.isnan(x), x, self.decode(*self.encode(x)).astype(x.dtype))
+        return self.decode(*self.encode(x)).astype(x.dtype)

@@ -11,7 +11,11 @@ from refract.kv import Format
 
 
 class Codec(Protocol):
-    """One storage format of keys or of values, for one head dimension."""
+    """One storage format of keys or of values, for one head dimension.
+
+    One that codes several tokens together has an attribute `tokens`, how many: it is given (…, n, D) with n a multiple
+    of it, and each of its parts has either n or n / tokens entries along the axis of tokens.
+    """
 
     @property
     def name(self) -> str:
@@ -34,6 +38,11 @@ class Codec(Protocol):
         """
 
 
+def group_of(codec: Codec) -> int:
+    """Tokens that `codec` codes together."""
+    return int(getattr(codec, "tokens", 1))
+
+
 def spelled(name: str, **options: str) -> str:
     """The canonical text of the catalogue's format `name` with these options."""
     every = [(option, options.get(option.name, option.default)) for option in FORMATS[name].options]
@@ -53,3 +62,14 @@ def grouped(x: mx.array, size: int) -> mx.array:
 def ungrouped(groups: mx.array) -> mx.array:
     """Groups (…, n, size) as vectors (…, n · size)."""
     return groups.reshape(*groups.shape[:-2], -1)
+
+
+def by_token_group(x: mx.array, tokens: int) -> mx.array:
+    """`x` (…, n, D) as groups of tokens (…, n / tokens, tokens, D); floating-point values as float32."""
+    shape = (*x.shape[:-2], -1, tokens, x.shape[-1])
+    return (x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x).reshape(shape)
+
+
+def over_tokens(groups: mx.array) -> mx.array:
+    """Groups of tokens (…, m, tokens, D) as (…, m · tokens, D)."""
+    return groups.reshape(*groups.shape[:-3], -1, groups.shape[-1])

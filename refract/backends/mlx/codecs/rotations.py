@@ -27,7 +27,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.codecs.base import Codec, group_of
 from refract.errors import KVUnsupportedError
 
 Matrix = npt.NDArray[np.float64]
@@ -183,6 +183,11 @@ class Rotated:
     def bits_per_value(self) -> float:
         """Those of the codec."""
         return self.codec.bits_per_value
+
+    @property
+    def tokens(self) -> int:
+        """Those of the codec."""
+        return group_of(self.codec)
 
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """What the codec stores of R x."""

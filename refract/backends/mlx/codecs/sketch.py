@@ -22,7 +22,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from refract.backends.mlx.codecs.base import Codec
+from refract.backends.mlx.codecs.base import Codec, group_of
 from refract.backends.mlx.codecs.rotations import gaussian, haar
 from refract.errors import KVUnsupportedError
 
@@ -88,6 +88,11 @@ class Sketched:
     def bits_per_value(self) -> float:
         """Those of the codec and of the sketch."""
         return (self.codec.bits_per_value if self.codec else 0.0) + self.sketch.bits_per_value
+
+    @property
+    def tokens(self) -> int:
+        """Those of the codec."""
+        return group_of(self.codec) if self.codec else 1
 
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """What the codec stores of `x` (…, D), then the signs (…, m) and norms (…, 1) of the residual."""
