@@ -32,11 +32,13 @@ def main() -> None:
     from refract.backends.mlx.gguf_model import load_gguf_model
 
     model = load_gguf_model(read_gguf(model_path(cache_folder(), DEFAULT_MODEL)), mx.float32)[0]
-    print(f"decoding, {KV}: ms a token (median of {ROUNDS}, interleaved), share of the plain cache's speed, MB held")
+    print(f"decoding, {KV}: ms a token (median of {ROUNDS}, interleaved), share of the plain cache's speed,")
+    print("bytes held a token of context, and MB that a step takes beside what is held")
     for length in LENGTHS:
         _decoding(model, length)
-    print("prefill of 512 tokens in passes of 128: tokens/s")
-    _prefill(model)
+    print("prefill in passes of 512: tokens/s, share of the plain cache's")
+    for length in (512, 2048):
+        _prefill(model, length)
     print("bulk decoding of packed codes: ns a value")
     _bulk()
 
@@ -80,7 +82,19 @@ def _decoding(model: Any, length: int) -> None:
         if name.startswith("packed"):
             codes = sum(layer.k.coded_bytes + layer.v.coded_bytes for layer in made[name])
             note += f"  {held / codes:.3f} of the codes' bytes" + f" (at most {MOST_BYTES})" * (length == 8192)
-        print(f"{length:6} {name:18} {1e3 * seconds:7.1f} {times['plain'] / seconds:5.2f} {held / 1e6:7.1f}{note}")
+        speed = f"{1e3 * seconds:7.1f} {times['plain'] / seconds:5.2f}"
+        peak = _peak(_step(model, made[name])) / 1e6
+        print(f"{length:6} {name:18} {speed} {held / length:8.0f} {peak:6.1f}{note}", flush=True)
+
+
+def _peak(step: Callable[[], None]) -> int:
+    """Bytes in use at the worst moment of a step, beyond those before it."""
+    import mlx.core as mx
+
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    step()
+    return int(mx.get_peak_memory()) - int(before)
 
 
 def _step(model: Any, cache: Sequence[Any]) -> Callable[[], None]:
@@ -100,20 +114,21 @@ def _interleaved(steps: Mapping[str, Callable[[], None]], rounds: int = ROUNDS) 
     return {name: median(found[1:]) for name, found in times.items()}
 
 
-def _prefill(model: Any) -> None:
+def _prefill(model: Any, length: int) -> None:
     import mlx.core as mx
 
     def run(make: Callable[[], list[Any]]) -> Callable[[], None]:
         def all_passes() -> None:
             cache = make()
-            for _ in range(4):
-                mx.eval(model(mx.ones((1, 128), dtype=mx.int32), cache=cache))
+            for _ in range(length // 512):
+                mx.eval(model.model(mx.ones((1, 512), dtype=mx.int32), cache=cache))
 
         return all_passes
 
     passes = {name: run(make) for name, make in caches(model).items()}
-    for name, seconds in _interleaved(passes, rounds=2).items():
-        print(f"{name:18} {512 / seconds:7.0f}")
+    times = _interleaved(passes, rounds=2)
+    for name, seconds in times.items():
+        print(f"{length:6} {name:18} {length / seconds:7.0f} {times['plain'] / seconds:5.2f}", flush=True)
 
 
 def _bulk() -> None:

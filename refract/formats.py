@@ -48,13 +48,12 @@ BUILT: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),
             *("turbo2", "turbo3", "turbo4"),  # in the turboquant fork of llama.cpp only
         ),
+        # vLLM has pairs, not types of a side: q8_0, turbo and minmax stand for the nearest of its own
+        "vllm": (
+            *("f16", "bf16", "fp8_e4m3", "fp8_e5m2", "q8_0"),
+            *("turbo3", "turbo4", "minmax3", "minmax4"),
+        ),
         "sglang": ("f16", "f32", "bf16", "fp8_e4m3", "fp8_e5m2"),
-    }
-)
-# What these engines have. For mlx every format is planned.
-PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "vllm": ("f16", "bf16", "fp8_e4m3", "fp8_e5m2"),
     }
 )
 
@@ -113,8 +112,7 @@ def _built(name: str) -> tuple[str, ...]:
 
 def _planned(name: str) -> tuple[str, ...]:
     """The backends that are to implement it and do not yet."""
-    ahead = (backend for backend in BACKENDS if backend == "mlx" or name in PLANNED.get(backend, ()))
-    return tuple(backend for backend in ahead if backend not in _built(name))
+    return () if name in BUILT["mlx"] else ("mlx",)
 
 
 def _fixed(name: str, bits: float, description: str, dense: bool = False) -> list[FormatSpec]:
@@ -195,7 +193,7 @@ _HYBRID = (share("ratio", "0.65", backends=("mlx",)), count("bits", 4, 1, backen
 _RFSN = (choice("g", "32", "64", backends=("mlx",)),)
 _MINMAX = (
     choice("axis", "token", "channel", backends=("mlx",)),
-    choice("g", "32", "64", "128", "head", backends=("mlx",)),
+    choice("g", "32", "64", "128", "head", backends=("mlx", "vllm")),
 )
 _NUQ = (choice("axis", "channel", "token", backends=("mlx",)), share("outliers", "0", "0", backends=("mlx",)))
 
@@ -278,10 +276,10 @@ _ROWS: tuple[tuple[str, tuple[Form, ...], Sides, Need, str], ...] = (
 )
 _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "boundary": {"backends": ("mlx",), "planned": ("vllm",)},  # vLLM: kv_cache_dtype_skip_layers
+        "boundary": {"backends": ("mlx", "vllm"), "planned": ()},  # vLLM: kv_cache_dtype_skip_layers
         "rot": {"backends": ("mlx", "llamacpp"), "planned": ()},  # llama.cpp: none turns its own rotation off
         "seed": {"backends": ("mlx",), "planned": ()},
-        "layers": {"backends": ("mlx",), "planned": ()},
+        "layers": {"backends": ("mlx", "vllm"), "planned": ()},
         **{name: {"backends": ("mlx",), "planned": ()} for name in ("qjl", "kbias", "kmean", "kcal", "prerope")},
         **{name: {"backends": ("mlx",), "planned": ()} for name in ("sink", "residual", "prefill")},
     }

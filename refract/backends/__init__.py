@@ -26,7 +26,7 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
     {
         "mlx": "refract.backends.mlx.engine:MLXEngine",
         "llamacpp": "refract.backends.llamacpp.engine:LlamaCppEngine",
-        "vllm": "refract.backends.vllm.engine:VLLMEngine",
+        "vllm": "refract.backends.vllm.engine:vllm_engine",
         "sglang": "refract.backends.sglang.engine:SGLangEngine",
         "openai": "refract.backends.openai.engine:OpenAIEngine",
     }

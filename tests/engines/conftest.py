@@ -100,6 +100,15 @@ def smollm2_hf(mlx: None, smollm2: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter that has vLLM."""
+    found = os.environ.get("REFRACT_TEST_VLLM_PYTHON", "")
+    if not found:
+        missing("no vLLM here: set REFRACT_TEST_VLLM_PYTHON to the interpreter of an environment that has it")
+    return found
+
+
+@pytest.fixture(scope="session")
 def sglang_python() -> Iterator[str]:
     """The interpreter that has SGLang, and an environment in which its servers start on processors."""
     python = os.environ.get("REFRACT_TEST_SGLANG_PYTHON", "")

@@ -133,3 +133,41 @@ def test_boundary_layers_keep_their_own_format() -> None:
     assert [s.v.name for s in specs] == ["f16", "f16", "turbo3", "turbo3", "f16", "f16"]
     assert {s.k.name for s in specs} == {"q8_0"}
     assert [s.compressed for s in specs] == [True] * 6
+
+
+def test_kept_places_are_all_that_is_left_alone_and_in_a_batch() -> None:
+    import mlx.core as mx
+
+    from refract.backends.mlx.cache import RowCache, Rows, SequenceCache
+
+    own, places = spec("turbo4"), [0, 1, 5, 8, 9]
+    keys, values = tensor(1, 2, 10, 64), tensor(1, 2, 10, 64, seed=1)
+    single, rows = SequenceCache(own), Rows(2)
+    batch = RowCache(own, rows)
+    read = single.update_and_fetch(keys, values)
+    batch.insert(1, single)
+    single.keep(places)
+    batch.keep(1, places)
+    rows.lengths[:] = [0, len(places)]
+    rows.refresh()
+    new = tensor(1, 2, 1, 64, seed=2)
+    alone = single.update_and_fetch(new, new)
+    together = batch.update_and_fetch(mx.repeat(new, 2, axis=0), mx.repeat(new, 2, axis=0))
+    assert single.offset == 6
+    for before, one, both in zip(read, alone, together, strict=True):
+        assert mx.array_equal(one[:, :, :5], before[:, :, mx.array(places)])
+        assert mx.array_equal(both[1, :, :6], one[0])
+        assert not mx.any(both[1, :, 6:])
+
+
+@pytest.mark.parametrize("kv", ["ctk=turbo4,ctv=f16,kmean=1", "ctk=minmax2:axis=channel,ctv=f16"])
+def test_tokens_that_others_depend_on_are_not_given_up(kv: str) -> None:
+    from refract.backends.mlx.cache import SequenceCache
+    from refract.backends.mlx.load import layer_specs
+    from refract.errors import KVUnsupportedError
+    from refract.kv import parse_kv
+
+    cache = SequenceCache(layer_specs(parse_kv(kv), 64, [None])[0])
+    cache.update_and_fetch(tensor(1, 2, 40, 64), tensor(1, 2, 40, 64))
+    with pytest.raises(KVUnsupportedError, match="cannot be taken out of a cache"):
+        cache.keep([0, 1])

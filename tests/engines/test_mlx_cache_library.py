@@ -189,6 +189,28 @@ def test_bits_are_what_the_catalogue_says(model: Any) -> None:
             assert layer.k.copy is None
 
 
+@pytest.mark.parametrize("name", ["q8_0", "turbo3", "affine4"])
+def test_one_token_is_written_as_many_are(model: Any, name: str) -> None:
+    """Bit for bit, although the functions that write it are compiled."""
+    import mlx.core as mx
+
+    for storage in ("packed", "dense"):
+        layer = made(model, f"ctk={name},ctv={name}", storage)[0]
+        x = mx.array(np.random.default_rng(8).standard_normal((1, 2, 20, 64)).astype(np.float32))
+        for at in range(20):
+            keys, _ = layer.update_and_fetch(x[:, :, at : at + 1], x[:, :, at : at + 1])
+        assert mx.array_equal(keys, layer.k.spec.codec.roundtrip(x))
+
+
+@pytest.mark.parametrize("kv", [
+    "ctk=q8_0,ctv=q8_0,evict=recency:keep=0.5",
+    "ctk=q8_0,ctv=q8_0,sparsev=0.001",
+])  # fmt: skip
+def test_what_a_cache_alone_cannot_do_is_refused(model: Any, kv: str) -> None:
+    with pytest.raises(KVUnsupportedError, match=r"a cache alone cannot do|not implemented yet"):
+        made(model, kv)
+
+
 @pytest.mark.parametrize(("kv", "error", "said"), [
     ("ctk=q8_0", KVSyntaxError, "ctv is missing"),
     ("ctk=q8_0,ctv=q8_0,kbias=1", KVUnsupportedError, "layer 0 has no bias"),

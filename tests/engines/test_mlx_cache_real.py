@@ -13,7 +13,6 @@ import pytest
 from refract.axes.windows import cut_windows
 from refract.data.corpus import load_corpus
 from refract.formats import BUILT
-from tests.engines.conftest import missing
 
 pytestmark = pytest.mark.usefixtures("mlx")
 PAGE = Path(__file__).parents[2] / "docs" / "mlx-caches.md"
@@ -117,26 +116,21 @@ def test_every_codec_serves_a_model_with_windows_and_wide_heads(gemma: Any, name
 
     from refract.mlx import make_prompt_cache
 
-    ids = [2, *range(1000, 1139)]
-    plain, found = (
-        np.array(gemma(mx.array([ids]), cache=make_prompt_cache(gemma, f"ctk={kv},ctv={kv}"))[0, -1])
-        for kv in ("f32", name)
-    )
-    cache = make_prompt_cache(gemma, f"ctk={name},ctv={name}", working=0)
-    gemma(mx.array([ids[:-1]]), cache=cache)
-    assert np.isfinite(found).all()
-    assert (name == "f32") == bool((found == plain).all())
-    assert len(cache) == 18
+    ids = [2, *range(1000, 1039 + 100 * name.startswith("nuq"))]
+    read = []
+    for kv in ("f32", name):
+        cache = make_prompt_cache(gemma, f"ctk={kv},ctv={kv}", working=0)
+        gemma(mx.array([ids[:-2]]), cache=cache)
+        read.append(np.array(gemma(mx.array([ids[-2:]]), cache=cache)[0, -1]))
+    assert np.isfinite(read).all()
+    assert (name == "f32") == bool((read[0] == read[1]).all())
+    assert [layer.origin.window for layer in cache].count(0) == 3
     assert {layer.origin.window for layer in cache} == {0, 512}
-    again = np.array(gemma(mx.array([ids[-1:]]), cache=cache)[0, -1])
-    assert np.isfinite(again).all()
 
 
 def test_the_examples_of_the_documentation_run(
     smollm2_hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not smollm2_hf.is_dir():
-        missing("no model folder")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
     assert len(blocks) == 3

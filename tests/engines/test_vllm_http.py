@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,6 @@ from refract.run.blobs import BlobFolder
 from refract.testing import EngineContract
 from refract.work import Base, CompareBase, Divergence, Window, WriteBase
 from tests.backends.fake_http import Reply, serving
-from tests.engines.conftest import missing
 from tests.engines.vllm_servers import starting
 
 PLAIN = parse_kv("ctk=f16,ctv=f16")
@@ -34,20 +32,11 @@ E4M3, E5M2 = (parse_kv(f"ctk={name},ctv={name}") for name in ("fp8_e4m3", "fp8_e
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    """The interpreter that has vLLM."""
-    found = os.environ.get("REFRACT_TEST_VLLM_PYTHON", "")
-    if not found:
-        missing("no vLLM here: set REFRACT_TEST_VLLM_PYTHON to the interpreter of an environment that has it")
-    return found
-
-
-@pytest.fixture(scope="module")
-def urls(python: str, smollm2_hf: Path) -> Iterator[dict[str, str]]:
+def urls(vllm_python: str, smollm2_hf: Path) -> Iterator[dict[str, str]]:
     """A server of each KV type, all started at once."""
     with ExitStack() as stack:
         types = ("auto", "fp8_e4m3", "fp8_e5m2")
-        started = {kv: stack.enter_context(starting(python, smollm2_hf, kv)) for kv in types}
+        started = {kv: stack.enter_context(starting(vllm_python, smollm2_hf, kv)) for kv in types}
         yield {kv: server.ready() for kv, server in started.items()}
 
 
@@ -129,12 +118,12 @@ def test_a_server_of_another_type_than_asked_is_refused(urls: dict[str, str], sm
 
 
 def test_the_logits_processor_forces_a_text_in_one_request(
-    python: str, urls: dict[str, str], smollm2_hf: Path, tmp_path: Path
+    vllm_python: str, urls: dict[str, str], smollm2_hf: Path, tmp_path: Path
 ) -> None:
     folder = Path(refract.backends.vllm.__file__).parent / "inside"
     flags = ("--logits-processors", "forcing:Forcing")
     windows = windows_of(HTTPVLLM({"url": urls["auto"]}), smollm2_hf, size=96, start=80)
-    with starting(python, smollm2_hf, "auto", *flags, env={"PYTHONPATH": str(folder)}) as server:
+    with starting(vllm_python, smollm2_hf, "auto", *flags, env={"PYTHONPATH": str(folder)}) as server:
         with load(urls["auto"], PLAIN, smollm2_hf, tmp_path) as stock:
             ((_, base),) = stock.run([WriteBase(windows=windows, protocol="decode")])
         assert isinstance(base, Base)

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from refract.backends._hidden import Hidden
 from refract.backends.mlx.cache import LayerSpec, RowCache, Rows, SequenceCache
 from refract.backends.mlx.forward import prefill
-from refract.backends.mlx.hidden import Hidden, to_numpy
+from refract.backends.mlx.hidden import to_numpy
 from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.tracks import Track

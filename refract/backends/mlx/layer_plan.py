@@ -39,7 +39,7 @@ def side_specs(
 
 def _side(kv: KVConfig, codec: Codec, modifiers: tuple[KeyModifier, ...]) -> SideSpec:
     raw = retention_of(kv) if codec.bits_per_value < 16 else EVERYTHING
-    return SideSpec(codec=codec, retention=raw, modifiers=modifiers)
+    return SideSpec(codec=codec, retention=raw, modifiers=modifiers, fused=True)
 
 
 def key_modifiers(

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from refract.backends.mlx.fused import fused_write
 from refract.backends.mlx.key_modifiers import reduced, restored
 from refract.backends.mlx.packing import Shapes, decode_packed, pack
 from refract.backends.mlx.sides import STEP, SideSpec, grown, load_states, state_arrays
@@ -76,16 +77,19 @@ class PackedSide:
     def _code(self, x: mx.array, start: int) -> mx.array:
         """What is read of `x` (B, H, n, D), tokens from `start` on, once it is stored."""
         given = reduced(self.states, x, start) if self.states else x
-        parts = self.spec.codec.encode(given)
-        self.shapes = tuple(part.shape[3:] for part in parts)
-        packed = pack(self.spec.codec, parts)
+        if self.shapes and self.spec.fuses(given):
+            decoded, *packed = fused_write(self.spec.codec)(given)
+        else:
+            parts = self.spec.codec.encode(given)
+            self.shapes = tuple(part.shape[3:] for part in parts)
+            packed, decoded = [*pack(self.spec.codec, parts)], self.spec.codec.decode(*parts)
         self.rates = tuple(x.shape[2] // part.shape[2] for part in packed)
         olds: Sequence[mx.array | None] = self.parts or [None] * len(packed)
         self.parts = [
             _put(old, part, (start - self.spec.sink) // rate, max(1, STEP // rate))
             for old, part, rate in zip(olds, packed, self.rates, strict=True)
         ]
-        return self._decoded(self.spec.codec.decode(*parts), start)
+        return self._decoded(decoded, start)
 
     def _decoded(self, left: mx.array, start: int) -> mx.array:
         """What is read of what the codec left of tokens from `start` on."""

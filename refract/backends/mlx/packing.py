@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from refract.backends.mlx.codecs.base import Codec
-from refract.backends.mlx.codecs.blocks import IQ4NL, Ranged, Symmetric
-from refract.backends.mlx.codecs.channels import ChannelMinMax
-from refract.backends.mlx.codecs.hybridpc import HybridPC
-from refract.backends.mlx.codecs.minmax import MinMax
-from refract.backends.mlx.codecs.nuq import NUQ
-from refract.backends.mlx.codecs.polar import Polar
+from refract.backends.mlx.codecs.base import Codec, code_bits_of
 from refract.backends.mlx.codecs.rfsn import RFSN
 from refract.backends.mlx.codecs.rfsn import pack as pack_words
 from refract.backends.mlx.codecs.rfsn import unpack as unpack_words
@@ -52,21 +46,6 @@ def unpack_bits(packed: mx.array, bits: int, count: int) -> mx.array:
     return codes.astype(mx.uint8).reshape(*packed.shape[:-1], -1)[..., :count]
 
 
-def code_bits(codec: Codec) -> tuple[int, ...]:
-    """Bits of a code in each of the first parts, 0 where a part is stored as it is, as are all that follow."""
-    if isinstance(codec, Turbo | Symmetric | Ranged | MinMax | ChannelMinMax | NUQ):
-        return (codec.bits,)
-    if isinstance(codec, IQ4NL):
-        return (4,)
-    if isinstance(codec, Polar):
-        return codec.bits
-    if isinstance(codec, HybridPC):
-        return (*((*codec.polar.bits, 0) if codec.split else ()), codec.bits)
-    if isinstance(codec, Rotated):
-        return code_bits(codec.codec)
-    return ()
-
-
 def pack(codec: Codec, parts: Parts) -> Parts:
     """What is kept of the parts that `codec.encode` made."""
     if isinstance(codec, Sketched):
@@ -78,7 +57,7 @@ def pack(codec: Codec, parts: Parts) -> Parts:
     if isinstance(codec, RFSN):
         codes, scales = parts
         return pack_words(codes.reshape(*codes.shape[:-2], -1), codec.bits), scales
-    bits = code_bits(codec)
+    bits = code_bits_of(codec)
     codes = (pack_bits(part, b) if b else part for part, b in zip(parts, bits, strict=False))
     return (*codes, *parts[len(bits) :])
 
@@ -95,7 +74,7 @@ def unpack(codec: Codec, packed: Parts, shapes: Shapes) -> Parts:
         words, scales = packed
         groups, size = shapes[0]
         return unpack_words(words, codec.bits, groups * size).reshape(*words.shape[:-1], groups, size), scales
-    bits = code_bits(codec)
+    bits = code_bits_of(codec)
     codes = (unpack_bits(p, b, s[-1]) if b else p for p, b, s in zip(packed, bits, shapes, strict=False))
     return (*codes, *packed[len(bits) :])
 

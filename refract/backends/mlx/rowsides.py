@@ -50,18 +50,25 @@ class RowSide:
             return
         group, sink = self.spec.group, self.spec.sink
         first = [place + 1 - group for place in leaving]
-        due = [start >= sink and (start - sink) % group == 0 for start in first]
-        starts = mx.array([max(0, start) for start in first])
+        due = [row for row, start in enumerate(first) if start >= sink and (start - sink) % group == 0]
+        rows = list(range(self.count)) if self.spec.staged else due  # what learns does so from every token
+        if not rows:
+            return
+        starts = mx.array([max(0, first[row]) for row in rows])
         places = starts[:, None] + mx.arange(group)[None]
-        at = (self.index[:, None], slice(None), places)
-        old = mx.moveaxis(self.values[at], 1, 2)  # (B, H, group, D)
+        at = (mx.array(rows)[:, None], slice(None), places)
+        old = mx.moveaxis(self.values[at], 1, 2)  # (rows, H, group, D)
         positions = mx.array(leaving) if self.spec.staged else starts
         coded = self.spec.through(old, self.states, positions)
-        kept = mx.where(mx.array(due)[:, None, None, None], coded, old)
+        kept = mx.where(mx.array([row in due for row in rows])[:, None, None, None], coded, old)
         self.values[at] = mx.moveaxis(kept, 2, 1)
 
     def keep(self, row: int, places: Sequence[int]) -> None:
-        """Moves what is at ascending `places` of a row to its beginning; the row's length is the caller's."""
+        """Moves what is at ascending `places` of a row to its beginning; the row's length is the caller's.
+
+        Raises: KVUnsupportedError as the spec does.
+        """
+        self.spec.refuse_gaps()
         if self.values is None:
             return
         kept = self.values[row][:, mx.array(places)]

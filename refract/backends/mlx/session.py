@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from refract.backends._hidden import Hidden, read_base, write_base
 from refract.backends._logits import join, list_top, token_logprobs
 from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.decode import decode
 from refract.backends.mlx.forward import hidden_before
-from refract.backends.mlx.hidden import Hidden, compare_hidden, read_base, to_numpy, write_base
+from refract.backends.mlx.hidden import FORMAT, compare_hidden, to_numpy
 from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.tracks import ForcedTrack, GreedyTrack, Track
@@ -124,11 +125,11 @@ class MLXSession:
             task.hidden[index] = hidden
             if len(task.hidden) < len(request.windows):
                 return None
-            return Base(blob=write_base(self._blobs, [task.hidden[i] for i in range(len(request.windows))]))
+            return Base(blob=write_base(self._blobs, FORMAT, [task.hidden[i] for i in range(len(request.windows))]))
         sizes = [window.positions for window in request.windows]
         start = sum(sizes[:index])
         window = request.windows[index]
-        reference = read_base(self._blobs, request.base)[start : start + sizes[index]]
+        reference = read_base(self._blobs, FORMAT, request.base)[start : start + sizes[index]]
         tokens = window.tokens[window.start :]
         task.divergences[index] = yield from compare_hidden(
             self._model, reference, hidden, tokens, self._dtype, window=index, pool=self._pool
@@ -173,7 +174,7 @@ class MLXSession:
                 yield ForcedTrack((task, index), window.tokens, window.start)
 
     def _generation(self, track: GreedyTrack) -> Generation:
-        base = write_base(self._blobs, [np.stack(track.hidden)]) if track.hidden else None
+        base = write_base(self._blobs, FORMAT, [np.stack(track.hidden)]) if track.hidden else None
         return Generation(tokens=tuple(track.tokens), stop=track.stop, listed=track.listed, base=base)
 
 

@@ -13,20 +13,23 @@ from typing import Any
 import mlx.core as mx
 
 from refract.backends.mlx.codecs.base import Codec, group_of
+from refract.backends.mlx.fused import fused_roundtrip
 from refract.backends.mlx.key_modifiers import KeyModifier, KeyState, Start, reduced, restored
 from refract.backends.mlx.key_stages import Stages
 from refract.backends.mlx.retention import EVERYTHING, Retention
+from refract.errors import KVUnsupportedError
 
 STEP = 256  # positions by which storage grows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideSpec:
-    """How a side is stored."""
+    """How a side is stored; `fused` where the codec's work on a single token is to be compiled."""
 
     codec: Codec
     retention: Retention = EVERYTHING
     modifiers: tuple[KeyModifier, ...] = ()
+    fused: bool = False
 
     def __deepcopy__(self, memo: Any) -> SideSpec:
         return self  # a value; a copied cache shares it
@@ -68,10 +71,23 @@ class SideSpec:
         whole = min(coded, length)
         return whole - max(0, whole - self.sink) % self.group
 
+    def fuses(self, x: mx.array) -> bool:
+        """Whether `x` (B, H, n, D) is written by a compiled function."""
+        return self.fused and x.shape[2] == 1
+
+    def refuse_gaps(self) -> None:
+        """Raises: KVUnsupportedError where what is stored of a token depends on others, which may not go missing."""
+        if self.staged or self.group > 1:
+            name = self.codec.name if self.group > 1 else next(m.name for m in self.modifiers if m.staged)
+            raise KVUnsupportedError(
+                f"tokens cannot be taken out of a cache under {name}, which stores a token by what others are like",
+                hint=f"leave {name} or the eviction out",
+            )
+
     def through(self, x: mx.array, states: Sequence[KeyState], start: Start) -> mx.array:
         """What reading `x` (B, H, n, D), tokens from `start` on, gives back."""
         if not states:
-            return self.codec.roundtrip(x)
+            return (fused_roundtrip(self.codec) if self.fuses(x) else self.codec.roundtrip)(x)
         left = self.codec.roundtrip(reduced(states, x, start)).astype(mx.float32)
         return restored(states, left, start).astype(x.dtype)
 
@@ -134,7 +150,8 @@ class DenseSide:
         self.length, self.coded = length, self.spec.uncut(self.coded, length)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Removes every token but those at `places`, which are ascending."""
+        """Removes every token but those at ascending `places`. Raises: KVUnsupportedError as the spec does."""
+        self.spec.refuse_gaps()
         if self.values is not None:
             self.values = self.values[:, :, mx.array(places)]
         self.coded = sum(place < self.coded for place in places)

@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from refract.backends._hidden import Hidden
 from refract.backends._logits import Array, list_top, token_logprobs
-from refract.backends.mlx.hidden import Hidden
 from refract.work import Distributions, Generate, TokenIds
 
 TopRow = tuple[Any, Any, Any]  # ids (K,), logprobs (K,), tail ()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import os
 import shlex
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refract.atomic import write_atomically
-from refract.errors import MissingPackageError, SetupError, UsageError
+from refract.backends._interpreter import ask, last_object, remembered
+from refract.errors import SetupError, UsageError
 
 _INSIDE = str(Path(__file__).with_name("inside.py"))
 _VERSIONS = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
@@ -72,44 +68,17 @@ def find_installation(python: str, cache_dir: Path | None) -> Installation:
 
     Raises: SetupError for no such interpreter; MissingPackageError where it has no SGLang that can be imported.
     """
-    versions = _run([python, "-c", _VERSIONS], _VERSIONS_S)
-    key = json.dumps([_CACHE_VERSION, python, versions, os.environ.get("CUDA_VISIBLE_DEVICES", "")])
-    file = None if cache_dir is None else cache_dir / "sglang" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    found = _remembered(file) or _ask(python)
-    if file is not None:
-        with suppress(OSError):
-            write_atomically(file, json.dumps(found).encode())
+    versions = ask(python, ["-c", _VERSIONS], engine="SGLang", timeout_s=_VERSIONS_S)
+    key = [_CACHE_VERSION, python, versions, os.environ.get("CUDA_VISIBLE_DEVICES", "")]
+    found = remembered(None if cache_dir is None else cache_dir / "sglang", key, lambda: _found(python))
     return Installation(python=python, version=found["version"], device=found["device"], arguments=found["arguments"])
 
 
-def _remembered(file: Path | None) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        if file is not None and isinstance(found := json.loads(file.read_text("utf-8")), dict):
-            return found
-    return None
-
-
-def _ask(python: str) -> dict[str, Any]:
-    lines = _run([python, _INSIDE], _INSIDE_S).splitlines()
-    with suppress(ValueError, IndexError):
-        found: dict[str, Any] = json.loads(lines[-1])
-        if found.keys() >= {"version", "device", "arguments"}:
-            return found
+def _found(python: str) -> dict[str, Any]:
+    found = last_object(ask(python, [_INSIDE], engine="SGLang", timeout_s=_INSIDE_S))
+    if found.keys() >= {"version", "device", "arguments"}:
+        return found
     raise SetupError("SGLang does not say what arguments it takes", hint="check: python -m sglang.launch_server --help")
-
-
-def _run(command: list[str], timeout_s: float) -> str:
-    name = Path(command[0]).name
-    hint = "name the interpreter of SGLang's own environment with --engine-arg python=…/bin/python"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SetupError(f"the interpreter {name} cannot be run: {type(error).__name__}", hint=hint) from None
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = lines[-1][:200] if lines else f"exit status {done.returncode}"
-        raise MissingPackageError(f"{name} has no SGLang that can be imported: {last}", hint=hint)
-    return done.stdout
 
 
 def _words(argument: Mapping[str, Any], name: str, value: str) -> list[str]:

@@ -15,7 +15,13 @@ class Codec(Protocol):
 
     One that codes several tokens together has an attribute `tokens`, how many: it is given (…, n, D) with n a multiple
     of it, and each of its parts has either n or n / tokens entries along the axis of tokens.
+
+    Packed caches store the codes in the first parts with as many bits as an attribute `code_bits` says, one number a
+    part, 0 for a part that stays as it is; so do all behind those it tells of.
     """
+
+    def __hash__(self) -> int:
+        """A codec is a value."""
 
     @property
     def name(self) -> str:
@@ -41,6 +47,11 @@ class Codec(Protocol):
 def group_of(codec: Codec) -> int:
     """Tokens that `codec` codes together."""
     return int(getattr(codec, "tokens", 1))
+
+
+def code_bits_of(codec: Codec) -> tuple[int, ...]:
+    """Bits of a code in each of the first parts of `codec`."""
+    return tuple(getattr(codec, "code_bits", ()))
 
 
 def spelled(name: str, **options: str) -> str:

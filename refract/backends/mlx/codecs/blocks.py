@@ -67,6 +67,11 @@ class Symmetric:
         """b + 16/32."""
         return self.bits + 16 / BLOCK
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes uint8 and scales."""
         blocks, half = grouped(x, BLOCK), 1 << self.bits - 1
@@ -100,6 +105,11 @@ class Ranged:
         """b + 32/32."""
         return self.bits + 32 / BLOCK
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes uint8, scales and minima."""
         blocks, top = grouped(x, BLOCK), float((1 << self.bits) - 1)
@@ -128,6 +138,7 @@ class IQ4NL:
 
     name = "iq4_nl"
     bits_per_value = 4.5
+    code_bits = (4,)
 
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes uint8 and scales."""

@@ -34,6 +34,11 @@ class ChannelMinMax:
         """b + 32/g."""
         return self.bits + 32 / self.tokens
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes (…, n, D) uint8, scales and minima (…, n / g, D) float16 of `x` (…, n, D), n a multiple of g."""
         groups, top = by_token_group(x, self.tokens), float((1 << self.bits) - 1)

@@ -65,6 +65,11 @@ class HybridPC:
         stored = self.split * self.polar.bits_per_value + (rest * self.plain.bits_per_value if rest else 0.0)
         return stored / self.dim
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of an angle's code at every level, none for radii, and of a plain code."""
+        return (*((*self.polar.bits, 0) if self.split else ()), self.bits)
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """What `Polar` stores of `x[…, :D']`, then what `Turbo` stores of the rest."""
         parts = self.polar.encode(x[..., : self.split]) if self.split else ()

@@ -37,6 +37,11 @@ class MinMax:
         """b + 32/g."""
         return self.bits + 32 / self.size
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes (…, D / g, g) uint8, scales and minima (…, D / g, 1) float16 of `x` (…, D)."""
         groups, top = grouped(x, self.size), float((1 << self.bits) - 1)

@@ -56,6 +56,11 @@ class NUQ:
         return self.bits + (32 + self.kept * (16 + place_bits(self.size))) / self.size
 
     @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
+    @property
     def levels(self) -> Levels:
         """The 2^b levels of N(0, 1)."""
         return codebook_levels("normal", self.bits, self.dim)

@@ -35,6 +35,11 @@ class Polar:
         levels = len(self.bits)
         return float(sum(b << levels - i for i, b in enumerate(self.bits, 1)) + 16) / (1 << levels)
 
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of an angle's code at every level."""
+        return self.bits
+
     def encode(self, x: mx.array) -> tuple[mx.array, ...]:
         """Codes of level l (…, D / 2^l) uint8 for l = 1 … L, then radii (…, D / 2^L) float16, of `x` (…, D)."""
         radii, codes = x.astype(mx.float32), []

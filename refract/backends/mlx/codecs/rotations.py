@@ -27,7 +27,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from refract.backends.mlx.codecs.base import Codec, group_of
+from refract.backends.mlx.codecs.base import Codec, code_bits_of, group_of
 from refract.errors import KVUnsupportedError
 
 Matrix = npt.NDArray[np.float64]
@@ -183,6 +183,11 @@ class Rotated:
     def bits_per_value(self) -> float:
         """Those of the codec."""
         return self.codec.bits_per_value
+
+    @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Those of the codec."""
+        return code_bits_of(self.codec)
 
     @property
     def tokens(self) -> int:

@@ -53,6 +53,11 @@ class Turbo:
         return self.bits + 16 / self.dim
 
     @property
+    def code_bits(self) -> tuple[int, ...]:
+        """Of a code."""
+        return (self.bits,)
+
+    @property
     def levels(self) -> Levels:
         """The 2^b centroids and their boundaries."""
         return codebook_levels(self.codebook, self.bits, self.dim)

@@ -26,12 +26,10 @@ def engine_arguments(given: Mapping[str, str], ours: Mapping[str, Any]) -> Any:
 
     parser.error = refuse
     try:
-        arguments = EngineArgs.from_cli_args(parser.parse_args(_command_line(parser, given)))
+        read = parser.parse_args(_command_line(parser, given))
+        return EngineArgs.from_cli_args(argparse.Namespace(**{**vars(read), **ours}))
     except (ValueError, TypeError) as error:
         raise ArgumentError(str(error)) from None
-    for name, value in ours.items():
-        setattr(arguments, name, value)
-    return arguments
 
 
 def _command_line(parser: argparse.ArgumentParser, given: Mapping[str, str]) -> list[str]:

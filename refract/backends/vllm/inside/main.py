@@ -52,7 +52,7 @@ def main(path: str) -> None:
         _serve(link)
     except ArgumentError as error:
         link.send({"kind": "argument", "message": str(error)})
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- the edge of the process: told to the parent, which raises it
         traceback.print_exc()
         link.send({"kind": "fault", "error": type(error).__name__, "message": str(error)})
         raise SystemExit(1) from None

@@ -27,7 +27,7 @@ def packed(head: dict[str, Any], arrays: Sequence[Array] = ()) -> list[bytes | m
     solid = [np.ascontiguousarray(array) for array in arrays]
     whole = head | {"arrays": [[array.dtype.str, list(array.shape)] for array in solid]}
     text = json.dumps(whole).encode()
-    return [len(text).to_bytes(8, "little") + text, *(memoryview(array).cast("B") for array in solid if array.size)]
+    return [len(text).to_bytes(8, "little") + text, *(array.data.cast("B") for array in solid if array.size)]
 
 
 def unpacked(read: Callable[[int], bytearray]) -> tuple[dict[str, Any], list[Array]]:
