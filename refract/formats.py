@@ -85,7 +85,8 @@ def _reasons(
     if backend not in spec.backends:
         return [f"{label} does not exist on {backend}"]
     built = {option.name for option in options if backend in option.backends}
-    return [f"{label}:{name}={value} {planned}" for name, value in given if name not in built]
+    lacks = planned if backend == "mlx" else f"does not exist on {backend}"
+    return [f"{label}:{name}={value} {lacks}" for name, value in given if name not in built]
 
 
 def _formats(family: str, sizes: Iterable[int], description: str, cost: Cost | None, **rest: Any) -> list[FormatSpec]:

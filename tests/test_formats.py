@@ -228,7 +228,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["keys"][0] for entry in document["modifiers"]] == list(MODIFIERS)
     turbo4 = next(entry for entry in document["formats"] if entry["name"] == "turbo4")
     assert turbo4["bits_per_value"] == 4.125
-    assert turbo4["backends"] == {"mlx": "yes", "llamacpp": "yes", "vllm": "-", "sglang": "-"}
+    assert turbo4["backends"] == {"mlx": "yes", "llamacpp": "yes", "vllm": "yes", "sglang": "-"}
 
 
 @pytest.mark.parametrize(
