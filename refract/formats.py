@@ -225,31 +225,35 @@ _CATALOGUE = (
 FORMATS: Mapping[str, FormatSpec] = MappingProxyType({spec.name: spec for entry in _CATALOGUE for spec in entry})
 
 _OFF, _ON, _NONE, _SOME = form_of("0"), form_of("1"), form_of("none"), Form(head=whole(1))
-_KEEP = (share("keep", "0.9"), count("budget", 0))  # a budget in tokens replaces keep unless it is 0
+# a budget in tokens replaces keep unless it is 0
+_KEEP = (share("keep", "0.9", backends=("mlx",)), count("budget", 0, backends=("mlx",)))
 _TRIATTENTION = (
-    choice("v", "3", "1", "2"),
+    choice("v", "3", "1", "2", backends=("mlx",)),
     *_KEEP,
-    count("window", 128),
-    count("prefix", 128),
-    count("segments", 8, 1),
-    count("every", 128, 1),
-    count("warmup", 256),
-    count("calib", 1024, 1),
-    choice("agg", "mean", "max"),
-    choice("norm", "0", "1"),
-    choice("mode", "global", "union"),
-    choice("order", "paper", "fork"),
+    count("window", 128, backends=("mlx",)),
+    count("prefix", 128, backends=("mlx",)),
+    count("segments", 8, 1, backends=("mlx",)),
+    count("every", 128, 1, backends=("mlx",)),
+    count("warmup", 256, backends=("mlx",)),
+    count("calib", 1024, 1, backends=("mlx",)),
+    choice("agg", "mean", "max", backends=("mlx",)),
+    choice("norm", "0", "1", backends=("mlx",)),
+    choice("mode", "global", "union", backends=("mlx",)),
+    choice("order", "paper", "fork", backends=("mlx",)),
 )
 _BLOCK = (
-    *(count("size", 64, 1), share("ratio", "0.5"), count("sink", 1), count("recent", 2)),
-    choice("score", "mean", "jl"),
+    count("size", 64, 1, backends=("mlx",)),
+    share("ratio", "0.5", backends=("mlx",)),
+    count("sink", 1, backends=("mlx",)),
+    count("recent", 2, backends=("mlx",)),
+    choice("score", "mean", "jl", backends=("mlx",)),
 )
 _QJL = (Option(name="m", domain=whole(1, "d"), default="d", backends=("mlx",)),)
 _TO = choice("to", "turbo2", *(name for name, spec in FORMATS.items() if not spec.dense and name != "turbo2"))
 _EVICT = (
     _NONE,
     form_of("triattention", options=_TRIATTENTION, rivals=("keep", "budget")),
-    form_of("recency", options=(count("sink", 4), *_KEEP), rivals=("keep", "budget")),
+    form_of("recency", options=(count("sink", 4, backends=("mlx",)), *_KEEP), rivals=("keep", "budget")),
     form_of("random", options=_KEEP, rivals=("keep", "budget")),
 )
 _BOUNDARY = (_OFF, Form(head=whole(1), options=(choice("type", "f16", "q8_0", backends=("mlx",)),)))
@@ -283,6 +287,7 @@ _STATUS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "layers": {"backends": ("mlx", "vllm"), "planned": ()},
         **{name: {"backends": ("mlx",), "planned": ()} for name in ("qjl", "kbias", "kmean", "kcal", "prerope")},
         **{name: {"backends": ("mlx",), "planned": ()} for name in ("sink", "residual", "prefill")},
+        **{name: {"backends": ("mlx",), "planned": ()} for name in ("sparsev", "select", "evict")},
     }
 )
 MODIFIERS: Mapping[str, ModifierSpec] = MappingProxyType(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from refract.atomic import write_atomically
+from refract.backends._http import Client
 from refract.errors import ConfigMismatchError, IncompleteError, KVUnsupportedError, RefractError, UsageError
 from refract.kv import KVConfig
 
@@ -21,6 +23,7 @@ _THIS_MACHINE = ("localhost", "::1", "0.0.0.0")
 _PORTS = {"http": 80, "https": 443}
 _NO_URL = "write it as in http://127.0.0.1:8000"
 _FACTS_VERSION = 1
+_KEY_VARIABLE = "REFRACT_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,18 @@ def shown(url: str) -> str:
     """The address without what may be secret in it, for messages."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def client_of(url: str, name: str, *, timeout_s: float, patience_s: float) -> Client:
+    """A client of the server at `url`, `name` in messages; it sends the key in REFRACT_API_KEY where there is one."""
+    key = os.environ.get(_KEY_VARIABLE)
+    return Client(
+        url=url,
+        name=f"{name} at {shown(url)}",
+        timeout_s=timeout_s,
+        patience_s=patience_s,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
 
 
 def read_places(options: Mapping[str, str]) -> Places | None:

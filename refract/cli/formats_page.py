@@ -19,8 +19,8 @@ planned.
 
 KL is the mean divergence in nats a token from f16 where keys and values are both stored so: SmolLM2-135M-Instruct on
 the mlx engine, 512 positions of the built-in text (`python -m benchmarks.formats_kl`). Another model may order them
-otherwise; [score yours](../QUICKSTART.md). Differences of a tenth are within what other text would show. `nuq` codes 128
-tokens together and was measured token by token: there the newest tokens, up to 127, are still in 16 bits.
+otherwise; [score yours](../QUICKSTART.md). Differences of a tenth are within what other text would show. `nuq` codes
+128 tokens together and was measured token by token: there the newest tokens, up to 127, are still in 16 bits.
 """
 # family -> (where it comes from, when to use it)
 NOTES: Mapping[str, tuple[str, str]] = {
@@ -44,7 +44,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
     "hybridpc": ("RFSN names it; the mix is ours", "comparison with polar and turbo at equal bits"),
     "rfsn": ("RFSN", "to reproduce its results"),
     "minmax": ("KIVI, arXiv:2402.02750; vLLM's values", "values at 4 bits; keys with large channels by `axis=channel`"),
-    "nuq": ("KVQuant, arXiv:2401.18079", "keys before RoPE, with a few outliers kept aside"),
+    "nuq": (
+        "KVQuant, arXiv:2401.18079",
+        "with `sink=1`: the first token is unlike the others (nuq3: 0.049 nats then); with `prerope=1`, `outliers`",
+    ),
 }
 
 

@@ -179,7 +179,7 @@ def plant(model: Any, norm: float, pairs: Sequence[int]) -> None:
 def logits(model: Any, kv: str, tokens: Sequence[int]) -> np.ndarray:
     import mlx.core as mx
 
-    from refract.backends.mlx.forward import new_caches
+    from refract.backends.mlx.keeper import new_caches
     from refract.backends.mlx.load import layer_specs
 
     caches = new_caches(layer_specs(parse_kv(kv), DIM, [None] * len(model.layers), model.layers))

@@ -193,8 +193,8 @@ def test_kl_equals_an_independent_float64_computation(bench: Bench, windows: lis
     import mlx.core as mx
 
     from refract.backends._gguf import read_gguf
-    from refract.backends.mlx.forward import new_caches
     from refract.backends.mlx.gguf_model import load_gguf_model
+    from refract.backends.mlx.keeper import new_caches
     from refract.backends.mlx.load import layer_specs
 
     model, _ = load_gguf_model(read_gguf(Path(bench.model)), mx.float32)
@@ -270,8 +270,8 @@ def test_codec_error_on_real_keys_and_values_follows_theory(bench: Bench) -> Non
 
     from refract.backends._gguf import read_gguf
     from refract.backends.mlx.codecs.turbo import Turbo
-    from refract.backends.mlx.forward import new_caches
     from refract.backends.mlx.gguf_model import load_gguf_model
+    from refract.backends.mlx.keeper import new_caches
     from refract.backends.mlx.load import layer_specs
 
     model, _ = load_gguf_model(read_gguf(Path(bench.model)), mx.float32)

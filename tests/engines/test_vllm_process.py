@@ -29,7 +29,7 @@ from refract.errors import ConfigMismatchError, EngineError, IncompleteError, KV
 from refract.kv import KVConfig, parse_kv
 from refract.run.blobs import BlobFolder
 from refract.testing.fixtures import answers
-from refract.work import Base, CompareBase, Divergence, ScoreTokens, TokenScores, Window, WriteBase
+from refract.work import Base, CompareBase, Divergence, EffectiveKV, ScoreTokens, TokenScores, Window, WriteBase
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PLAIN, E4M3, E5M2 = (parse_kv(f"ctk={name},ctv={name}") for name in ("f16", "fp8_e4m3", "fp8_e5m2"))
@@ -43,9 +43,12 @@ class Bench:
     """The engine on SmolLM2, and a store of bases."""
 
     def __init__(self, python: str, model: Path, folder: Path) -> None:
-        self.engine, self.model = VLLMEngine({"python": python}, folder), str(model)
+        self.engine, self.model, self.folder = VLLMEngine({"python": python}, folder), str(model), folder
         self.tokenizer = self.engine.tokenizer(self.model)
         self.blobs = BlobFolder(folder / "blobs")
+
+    def with_argument(self, name: str, value: str) -> VLLMEngine:
+        return VLLMEngine({"python": self.engine.installation.python, name: value}, self.folder)
 
     @contextmanager
     def session(self, kv: KVConfig, **options: str) -> Iterator[VLLMSession]:
@@ -147,7 +150,10 @@ def test_lists_never_exceed_the_exact_divergence_and_a_thousand_come_close(
         logits = [session._worker.logits(states) for states in hidden]
     tokens, lower = window.tokens[window.start :], {}
     for count in (20, 1000):
-        sides = [Listing(tokens, token_logprobs(side, tokens), list_top(side, count)) for side in logits]
+        sides = [
+            Listing(tokens=tokens, logprobs=token_logprobs(side, tokens), listed=list_top(side, count))
+            for side in logits
+        ]
         lower[count] = compare_listings(*sides).kl
         assert np.all(lower[count] <= exact.kl + 1e-5)
     assert lower[20].mean() <= lower[1000].mean() + 1e-7
@@ -167,21 +173,20 @@ def test_garbage_would_be_found_by_its_words_alone(bench: Bench, monkeypatch: py
     """float16 keys and values under a float32 model, which vLLM takes on processors."""
     monkeypatch.setattr(engine_module, "effective_type", lambda _: "float16")
     monkeypatch.setattr(engine_module, "refuse_type", lambda *_: None)
-    monkeypatch.setattr(engine_module, "effective_kv", lambda *_, **__: None)
+    kept = EffectiveKV(k="f16", v="f16", layers=30, layers_compressed=0, bytes_per_token=1.0)
+    monkeypatch.setattr(engine_module, "effective_kv", lambda *_, **__: kept)
     with pytest.raises(EngineError, match="returned garbage under float16"), bench.session(PLAIN):
         pass
 
 
 def test_an_argument_that_vllm_lacks_is_named_before_a_load(bench: Bench) -> None:
     with pytest.raises(UsageError, match="has no argument 'gpu_memory_utilisation'") as caught:
-        VLLMEngine({"python": bench.engine.installation.python, "gpu_memory_utilisation": "0.5"}).check_kv(
-            bench.model, PLAIN
-        )
+        bench.with_argument("gpu_memory_utilisation", "0.5").check_kv(bench.model, PLAIN)
     assert caught.value.hint == "did you mean gpu_memory_utilization?"
 
 
 def test_a_value_that_vllm_refuses_is_told_in_its_words(bench: Bench) -> None:
-    engine = VLLMEngine({"python": bench.engine.installation.python, "dtype": "float7"})
+    engine = bench.with_argument("dtype", "float7")
     with (
         pytest.raises(UsageError, match="float7"),
         engine.load(LoadSpec(model=bench.model, kv=PLAIN, max_tokens=64), bench.blobs),

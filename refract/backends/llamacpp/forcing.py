@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from refract.backends._asking import Continued
 from refract.backends._http import RefusedError
 from refract.backends._listed import Listing, joined, listing
 from refract.backends.llamacpp.listed import read_listing
@@ -15,15 +16,6 @@ from refract.work import TokenIds
 
 PROMPT_PROBS = "--prompt-probs"  # the flag of a server that lists tokens of its prompt, see llama-cpp-patches
 _BIAS = 1e4  # on one plain token, so that a step's list is complete whatever the text before it ends in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continued:
-    """A greedy continuation; `ended` says that its last token is an end of the sequence."""
-
-    tokens: TokenIds
-    ended: bool
-    listing: Listing | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

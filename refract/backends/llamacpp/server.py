@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from refract.atomic import write_atomically
-from refract.backends._http import Client, RefusedError
-from refract.backends._process import Child, child, described
+from refract.backends._http import Client
+from refract.backends._launching import HOST, Launch, launched
+from refract.backends._process import Child, described
 from refract.backends.llamacpp.find import Binaries, unusable
 from refract.errors import EngineError, IncompleteError, ModelError, RefractError
 
 READY_S = 900.0  # large models on slow disks
-_WAIT_S = 0.05
 _KILLED = 128 + 9
-_HOST = "127.0.0.1"
-_STARTS = 3  # another program may take the port between its choice and its use
 _PORT_TAKEN = re.compile(r"couldn't bind|address already in use|bind.*failed", re.IGNORECASE)
 _REASONS = (
     (re.compile(r"quantized V cache.*requires? flash_attn|V cache quantization requires flash_attn", re.I), "fa"),
@@ -76,64 +70,17 @@ def serving(
 
     Raises: SetupError, ModelError or EngineError with the reason where it does not become ready.
     """
-    for attempt in range(1, _STARTS + 1):
-        port = _free_port()
-        command = [*binaries.command, "-m", str(model), "--host", _HOST, "--port", str(port), *flags]
-        with child(command, env=env) as process:
-            url = f"http://{_HOST}:{port}"
-            try:
-                _await(url, process, ready_s)
-            except RefractError:
-                _keep(process.log, log)
-                if attempt < _STARTS and _PORT_TAKEN.search(process.log):
-                    continue
-                raise
-            client = Client(url=url, name="llama-server", timeout_s=timeout_s, gone=partial(_gone, process))
-            try:
-                yield Server(client=client, process=process)
-            finally:
-                _keep(process.log, log)
-            return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _gone(process: Child) -> str | None:
-    return None if process.status is None else f"{described(process.status)}: {process.last_words[:200]}"
-
-
-def _keep(text: str, log: Path | None) -> None:
-    """Leaves the log where it can be looked at; a folder that cannot be written is no reason to fail."""
-    if log is not None:
-        with suppress(OSError):
-            write_atomically(log, text.encode())
-
-
-def _await(url: str, process: Child, ready_s: float) -> None:
-    client = Client(url=url, timeout_s=5.0, patience_s=0.0)
-    until = time.monotonic() + ready_s
-    while True:
-        if process.status is not None:
-            raise why_not_ready(process.log, process.status)
-        if _healthy(client):
-            return
-        if time.monotonic() > until:
-            raise EngineError(
-                f"llama-server was not ready within {ready_s:g} s: {process.last_words[:200]}",
-                hint="look whether the machine has the memory for this model",
-            )
-        time.sleep(_WAIT_S)
-
-
-def _healthy(client: Client) -> bool:
-    try:
-        return bool(client.get("/health").get("status") == "ok")
-    except (RefusedError, IncompleteError, EngineError, AttributeError):
-        return False
+    launch = Launch(
+        name="llama-server",
+        command=lambda port: [*binaries.command, "-m", str(model), "--host", HOST, "--port", str(port), *flags],
+        env=env,
+        failed=why_not_ready,
+        port_taken=_PORT_TAKEN,
+        slow_hint="look whether the machine has the memory for this model",
+        ready_s=ready_s,
+    )
+    with launched(launch, timeout_s=timeout_s, log=log) as (client, process):
+        yield Server(client=client, process=process)
 
 
 def why_not_ready(log: str, status: int) -> RefractError:

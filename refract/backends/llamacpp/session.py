@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from refract.backends._asking import refused
 from refract.backends._http import RefusedError
 from refract.backends._listed import Listing, compare_listings, narrowed, pack, unpack
 from refract.backends._logits import join
@@ -31,7 +32,6 @@ from refract.work import (
     Generation,
     Request,
     ScoreTokens,
-    TokenIds,
     TokenScores,
     Window,
     WriteBase,
@@ -206,14 +206,8 @@ class LlamaCppSession:
 
     def _refused(self, request: Request) -> Failure | None:
         """Why a request cannot be asked at all."""
-        for tokens, total in _sequences(request):
-            if not tokens:
-                return Failure(kind="empty-prompt", message="a request needs at least one token of context")
-            if total > self._max_tokens:
-                return Failure(kind="too-long", message=f"{total} tokens, the session holds {self._max_tokens}")
-            if not all(0 <= token < self._asker.vocab_size for token in tokens):
-                message = f"a token id is outside the vocabulary of {self._asker.vocab_size}"
-                return Failure(kind="invalid-token", message=message)
+        if failure := refused(request, self._asker.vocab_size, self._max_tokens):
+            return failure
         if _is_prefill(request) and not self._lists_prompts and (unfit := _unfit(request)):
             message = f"llama-perplexity scores the second half of a window, not {unfit[0].positions} positions"
             return Failure(kind="unsupported-window", message=message)
@@ -231,16 +225,6 @@ def _unfit(request: Request) -> list[Window]:
 
 def _windows_of(request: Request) -> tuple[Window, ...]:
     return request.windows if isinstance(request, WriteBase | CompareBase) else ()
-
-
-def _sequences(request: Request) -> Iterator[tuple[TokenIds, int]]:
-    """The token ids sent with a request, and how many there are in the end."""
-    if isinstance(request, Generate):
-        yield request.prompt, len(request.prompt) + request.max_new_tokens
-    elif isinstance(request, ScoreTokens):
-        yield request.tokens[: request.start] and request.tokens, len(request.tokens)
-    else:
-        yield from ((window.tokens, len(window.tokens)) for window in _windows_of(request))
 
 
 def _batches(keys: Iterable[_Key]) -> list[dict[Window, _Key]]:

@@ -16,6 +16,7 @@ from refract.backends._options import refuse_no_number, refuse_other_word, refus
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
 from refract.backends.mlx.blas import Blas, prepare_blas
+from refract.backends.mlx.eviction import refuse_combination
 from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import KVUnsupportedError, MissingPackageError
 from refract.formats import unsupported
@@ -30,10 +31,25 @@ _OPTIONS: Mapping[str, str] = {
     "dtype": "auto",  # float32 on a CPU, where it is fastest; the model's own on a GPU
 }
 _BY_PREFILL = frozenset({Capability.KL_PREFILL, Capability.KL_DEEP})
+# What acts where one token is decoded after the other, with its value when it is off
+_PARTIAL: Mapping[str, str] = {"evict": "none", "select": "none", "sparsev": "0"}
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _MOST: Mapping[str, int] = {"batch": 1024, "chunk": 1 << 16}
 # On a CPU 256 and 512 tokens a pass give the same bits as each other, and others than 128.
 _CONTROL: Mapping[str, str] = {"batch": "8", "chunk": "512"}
+
+
+# What is read of the cache when part of it is: counted on this text
+_TRIAL_TEXT = (
+    "A river is older than the names on its bridges. In spring it carries what the hills let go: gravel, leaves, a"
+    " fence post, now and then a boat whose rope was tied in haste. The people of the lower town keep a list of such"
+    " things. They write down the day, the height of the water against the third step of the quay, and what came past."
+    " The list began with a flood that took the mill, and nobody has found a reason to stop. A clerk once asked what it"
+    " was for. The oldest of the keepers answered that a question about the river is always asked too late, and that on"
+    " such a day one is glad of whoever looked before. In the third year of the drought the list had one entry for the"
+    " whole summer: a heron, standing where the ferry used to land, and below it, in another hand, the word still. When"
+    " the rain came back the two men who had written it stood on the step together, and for an hour neither wrote."
+)
 
 
 class MLXEngine:
@@ -57,11 +73,13 @@ class MLXEngine:
     def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
         """Everything where prefill reads what the cache stores, so that both KL protocols see the compression.
 
-        A format over groups of tokens would tell a token of a prompt of those that follow in its group.
+        A format over groups of tokens would tell a token of a prompt of those that follow in its group; what evicts or
+        reads a part does so token by token.
         """
         grouped = any(_over_tokens(side) for side in (kv.k, kv.v))
         raw = grouped or kv.get("residual") != "0" or kv.get("prefill") == "raw"
-        return frozenset(Capability) - (_BY_PREFILL if raw else frozenset())
+        partial = any(kv.get(key) != idle for key, idle in _PARTIAL.items())
+        return frozenset(Capability) - (_BY_PREFILL if raw or partial else frozenset())
 
     def check(self, model: str) -> list[Check]:
         """Packages, BLAS, device and the model's files."""
@@ -91,6 +109,12 @@ class MLXEngine:
                     hint=f"use at most {(source.layers - 1) // 2}",
                 )
         kv.own_layers(source.layers)
+        refuse_combination(kv)
+        if kv.get("evict") != "none" and any(_over_tokens(side) for side in (kv.k, kv.v)):
+            raise KVUnsupportedError(
+                f"{kv}: a format over groups of tokens cannot give up one of them",
+                hint="leave axis=channel or evict out",
+            )
         self._check_codecs(kv, source.head_dim)
 
     def tokenizer(self, model: str) -> HFTokenizer:
@@ -144,12 +168,13 @@ class MLXEngine:
     @contextmanager
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
-        runtime = self._runtime()
+        runtime, tokenizer = self._runtime(), self.tokenizer(spec.model)
         session = runtime.open_session(
             self._source(spec.model),
             spec,
             blobs,
-            eos_ids=self.tokenizer(spec.model).eos_ids,
+            eos_ids=tokenizer.eos_ids,
+            trial=tokenizer.encode(_TRIAL_TEXT, add_special=True),
             options=self._effective(spec),
         )
         try:

@@ -1,8 +1,8 @@
 """Caches that give up tokens between forward passes.
 
-Storage holds what is left, in order and without gaps, while attention is told the true position of the next token: what
-is kept stays rotated as it was, and a mask over storage places is the causal mask of what is held. Layers with a sliding
-window keep caches of their own, from which nothing is taken.
+Storage holds what is left, in order and without gaps, while attention is told the true position of the next token:
+what is kept stays rotated as it was, and a mask over storage places is the causal mask of what is held. Layers with a
+sliding window keep caches of their own, from which nothing is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from refract.backends.mlx.cache import LayerSpec, RowCache, Rows, SequenceCache
 from refract.backends.mlx.eviction import Held, Policy, Positions, Scores
 from refract.backends.mlx.hidden import to_numpy
-from refract.backends.mlx.keeper import OpenSequence
 from refract.backends.mlx.rotary import Rotary
 from refract.backends.mlx.triattention import QueryMeans, head_scores, joint_scores
 from refract.work import TokenIds
@@ -26,7 +25,7 @@ from refract.work import TokenIds
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Expectation:
-    """How scores are made: `rotary` a layer that is evicted from, queries counted over the first `tokens` of a sequence.
+    """How scores are made: `rotary` a layer that is evicted from, queries of the first `tokens` tokens of a sequence.
 
     The others are the options of `head_scores` and `joint_scores`.
     """
@@ -210,12 +209,11 @@ class EvictingRows:
         by_layer: dict[int, Any] = dict(zip(keeper.layers, self._held, strict=True))
         self.caches = [by_layer.get(layer) or RowCache(spec, self._seen) for layer, spec in enumerate(keeper.specs)]
 
-    def insert(self, row: int, sequence: OpenSequence, length: int) -> None:
+    def insert(self, row: int, sequence: Any, length: int) -> None:
         """As `OpenRows` says."""
-        if not isinstance(sequence, EvictingSequence):
-            raise TypeError(f"only an evicting sequence can join, not {type(sequence).__name__}")
-        self._tenants[row] = sequence.tenant
-        self._seen.lengths[row], self._places.lengths[row] = length, len(sequence.tenant.positions)
+        tenant: Tenant = sequence.tenant
+        self._tenants[row] = tenant
+        self._seen.lengths[row], self._places.lengths[row] = length, len(tenant.positions)
         for cache, filled in zip(self.caches, sequence.caches, strict=True):
             if isinstance(cache, HeldRows):
                 cache.inner.insert(row, filled.inner)

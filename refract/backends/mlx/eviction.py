@@ -15,7 +15,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from refract.errors import KVUnsupportedError
 from refract.kv import KVConfig
+
+# What depends on a token's place in the cache, or on the tokens before it, with its value when it is off
+_BY_PLACE = {"kbias": "0", "prerope": "0", "kmean": "0", "kcal": "0", "sink": "0", "residual": "0", "prefill": "quant"}
 
 Positions = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
@@ -148,6 +152,21 @@ class TriAttention:
         rest = eligible[~gone[eligible]]
         gone[rest[np.argsort(ranked[rest], kind="stable")[: count - int(gone.sum())]]] = True
         return np.flatnonzero(~gone)
+
+
+def refuse_combination(kv: KVConfig) -> None:
+    """Nothing, where what is stored of a token depends neither on its place in storage nor on other tokens.
+
+    Raises: KVUnsupportedError naming what cannot go with eviction.
+    """
+    if kv.get("evict") == "none":
+        return
+    for key, idle in _BY_PLACE.items():
+        if kv.get(key) != idle:
+            raise KVUnsupportedError(
+                f"{kv}: {key}={kv.get(key)} counts places or learns from tokens, which eviction takes away",
+                hint=f"leave {key} or evict out",
+            )
 
 
 def eviction_policy(kv: KVConfig) -> Policy | None:

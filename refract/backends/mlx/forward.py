@@ -5,49 +5,52 @@ Both are work for a lane: they yield what has to be evaluated before the next ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import mlx.core as mx
 
-from refract.backends.mlx.cache import LayerSpec, SequenceCache
+from refract.backends.mlx.keeper import Keeper, OpenSequence, states
 from refract.backends.mlx.lanes import Work
 from refract.backends.mlx.model import SplitModel
 from refract.work import TokenIds
 
 
-def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
-    """One empty cache a layer."""
-    return [SequenceCache(spec) for spec in specs]
-
-
 def prefill(
-    model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, chunk: int, *, with_logits: bool
-) -> Work[tuple[list[SequenceCache], mx.array, mx.array | None]]:
-    """Caches that hold `tokens`, the last one's hidden state (1, 1, width), and its logits (1, 1, V) or None."""
-    caches = new_caches(specs)
-    hidden = mx.array([])
-    for start in range(0, len(tokens), chunk):
-        hidden = model.trunk(mx.array([tokens[start : start + chunk]]), cache=caches)[:, -1:]
-        yield hidden, [cache.state for cache in caches]
+    model: SplitModel, keeper: Keeper, tokens: TokenIds, chunk: int, *, with_logits: bool
+) -> Work[tuple[OpenSequence, mx.array, mx.array | None]]:
+    """The sequence that holds `tokens`, the last one's hidden state (1, 1, width), and its logits (1, 1, V) or None."""
+    sequence, hidden = keeper.sequence(tokens), mx.array([])
+    for start, end in _passes(sequence, len(tokens), chunk):
+        hidden = model.trunk(mx.array([tokens[start:end]]), cache=sequence.caches)[:, -1:]
+        yield hidden, states(sequence)
+        sequence.passed(end - start)
     logits = model.head(hidden) if with_logits else None
     yield logits
-    return caches, hidden, logits
+    return sequence, hidden, logits
 
 
-def hidden_before(
-    model: SplitModel, specs: Sequence[LayerSpec], tokens: TokenIds, start: int, chunk: int
-) -> Work[mx.array]:
+def hidden_before(model: SplitModel, keeper: Keeper, tokens: TokenIds, start: int, chunk: int) -> Work[mx.array]:
     """The hidden states (len(tokens) − start, width) that predict tokens[start:], taken `chunk` tokens at a time.
 
     What lies before the first scored position is prefilled in full chunks; only scored states are kept, so memory does
     not grow with depth beyond the caches.
     """
-    caches = new_caches(specs)
+    sequence = keeper.sequence(tokens)
     kept = []
-    for first in range(0, len(tokens) - 1, chunk):
-        hidden = model.trunk(mx.array([tokens[first : min(first + chunk, len(tokens) - 1)]]), cache=caches)[0]
+    for first, end in _passes(sequence, len(tokens) - 1, chunk):
+        hidden = model.trunk(mx.array([tokens[first:end]]), cache=sequence.caches)[0]
         skip = max(0, start - 1 - first)
         if skip < hidden.shape[0]:
             kept.append(hidden[skip:])
-        yield kept[-1:] or hidden[-1], [cache.state for cache in caches]
+        yield kept[-1:] or hidden[-1], states(sequence)
+        sequence.passed(end - first)
     return mx.concatenate(kept, axis=0)
+
+
+def _passes(sequence: OpenSequence, count: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Where each pass over `count` tokens begins and ends."""
+    start = 0
+    while start < count:
+        end = min(sequence.pass_end(start, chunk), count)
+        yield start, end
+        start = end

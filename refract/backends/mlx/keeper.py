@@ -12,9 +12,11 @@ from refract.work import TokenIds
 
 
 class OpenSequence(Protocol):
-    """One sequence on its own: a cache a layer, as attention takes them."""
+    """One sequence on its own."""
 
-    caches: Sequence[Any]
+    @property
+    def caches(self) -> Sequence[Any]:
+        """A cache a layer, as attention takes them."""
 
     def pass_end(self, start: int, chunk: int) -> int:
         """Where a pass of up to `chunk` tokens from `start` has to end at the latest."""
@@ -24,12 +26,14 @@ class OpenSequence(Protocol):
 
 
 class OpenRows(Protocol):
-    """A batch of a fixed number of rows: a cache a layer, as attention takes them."""
+    """A batch of a fixed number of rows."""
 
-    caches: Sequence[Any]
+    @property
+    def caches(self) -> Sequence[Any]:
+        """A cache a layer, as attention takes them."""
 
-    def insert(self, row: int, sequence: OpenSequence, length: int) -> None:
-        """Puts a prefilled sequence of `length` tokens in `row`, replacing whatever was there."""
+    def insert(self, row: int, sequence: Any, length: int) -> None:
+        """Puts a prefilled sequence of `length` tokens, of the same keeper, in `row`; it replaces what was there."""
 
     def before(self) -> None:
         """Called before every pass."""
@@ -44,6 +48,10 @@ class OpenRows(Protocol):
 class Keeper(Protocol):
     """Opens sequences and batches; a session has one."""
 
+    @property
+    def specs(self) -> Sequence[LayerSpec]:
+        """How every layer stores its cache."""
+
     def sequence(self, tokens: TokenIds) -> OpenSequence:
         """An empty one, for a sequence that begins with `tokens`."""
 
@@ -51,11 +59,16 @@ class Keeper(Protocol):
         """An empty batch."""
 
 
+def new_caches(specs: Sequence[LayerSpec]) -> list[SequenceCache]:
+    """One empty cache a layer."""
+    return [SequenceCache(spec) for spec in specs]
+
+
 class PlainSequence:
     """A sequence whose caches only grow."""
 
     def __init__(self, specs: Sequence[LayerSpec]) -> None:
-        self.caches = [SequenceCache(spec) for spec in specs]
+        self.caches = new_caches(specs)
 
     def pass_end(self, start: int, chunk: int) -> int:
         """As `OpenSequence` says: a whole chunk."""
@@ -72,7 +85,7 @@ class PlainRows:
         self.places = Rows(count)
         self.caches = [RowCache(spec, self.places) for spec in specs]
 
-    def insert(self, row: int, sequence: OpenSequence, length: int) -> None:
+    def insert(self, row: int, sequence: Any, length: int) -> None:
         """As `OpenRows` says."""
         self.places.lengths[row] = length
         for cache, filled in zip(self.caches, sequence.caches, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,13 +15,14 @@ from refract.backends.mlx.gguf_model import load_gguf_model
 from refract.backends.mlx.lanes import make_lanes
 from refract.backends.mlx.layer_plan import side_specs
 from refract.backends.mlx.model import layer_windows, split_model
+from refract.backends.mlx.partial import attach, held_share, notes
 from refract.backends.mlx.probe import probe
 from refract.backends.mlx.retention import retention_of
 from refract.backends.mlx.session import MLXSession
 from refract.engine import Blobs, LoadSpec
 from refract.errors import ConfigMismatchError, ModelError
 from refract.kv import KVConfig
-from refract.work import EffectiveKV
+from refract.work import EffectiveKV, TokenIds
 
 _CACHE_LIMIT_BYTES = 256 << 20  # freed arrays that MLX may keep for reuse; more made nothing faster
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -30,20 +32,35 @@ class Runtime:
     """What needs a model in memory: kept apart so that planning a run imports no mlx-lm."""
 
     def open_session(
-        self, source: ModelSource, spec: LoadSpec, blobs: Blobs, *, eos_ids: frozenset[int], options: Mapping[str, str]
+        self,
+        source: ModelSource,
+        spec: LoadSpec,
+        blobs: Blobs,
+        *,
+        eos_ids: frozenset[int],
+        trial: TokenIds,
+        options: Mapping[str, str],
     ) -> MLXSession:
-        """The model loaded from `source`, its caches proven to store what `spec.kv` says; `options` are the engine's,
-        all of them and checked."""
+        """The model loaded from `source`, its caches proven to store what `spec.kv` says.
+
+        `options` are the engine's, all of them and checked. `trial` is a text on which parts that are read are counted.
+        """
         mx.set_cache_limit(_CACHE_LIMIT_BYTES)
         model, wanted = _load(source, options["dtype"])
         split = split_model(model)
         specs = layer_specs(spec.kv, source.head_dim, layer_windows(split.cache_kinds), split.layers)
         effective, vocab_size = probe(split, specs, _own_layers(spec.kv, len(specs)))
         _require_match(spec.kv, effective)
+        partial = attach(spec.kv, split, specs, source.head_dim)
+        more = notes(spec.kv, partial, split, trial[: spec.max_tokens])
         return MLXSession(
             split,
-            specs,
-            effective_kv=effective,
+            partial.keeper,
+            effective_kv=replace(
+                effective,
+                bytes_per_token=_held_bytes(effective, specs, held_share(spec.kv)),
+                notes=(*effective.notes, *more),
+            ),
             blobs=blobs,
             eos_ids=eos_ids,
             vocab_size=vocab_size,
@@ -98,6 +115,12 @@ def layer_specs(
         LayerSpec(k=k.codec, v=v.codec, window=window, modifiers=k.modifiers, retention=retention_of(kv))
         for (k, v), window in zip(sides, windows, strict=True)
     )
+
+
+def _held_bytes(effective: EffectiveKV, specs: Sequence[LayerSpec], share: float) -> float:
+    """Bytes a token when only `share` of them is held in the layers that attend to everything."""
+    open_layers = sum(spec.window is None for spec in specs) / len(specs)
+    return effective.bytes_per_token * (1.0 - open_layers * (1.0 - share))
 
 
 def _own_layers(kv: KVConfig, count: int) -> tuple[int, int]:

@@ -56,8 +56,7 @@ class PartialReader:
             mask = self._selected(self.selection, queries, keys, mask)
         output = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if decoding and self.threshold:
-            below = {"scale": scale, "mask": mask, "sinks": sinks, "below": self.threshold}
-            small = small_weights(queries, keys, **below)
+            small = small_weights(queries, keys, scale=scale, mask=mask, sinks=sinks, below=self.threshold)
             if self.weights is not None:
                 self.weights.parts.append((small > 0.0).sum())
                 self.weights.wholes.append(_valid(mask, queries, keys).sum())

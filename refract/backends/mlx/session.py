@@ -12,10 +12,10 @@ import numpy as np
 
 from refract.backends._hidden import Hidden, read_base, write_base
 from refract.backends._logits import join, list_top, token_logprobs
-from refract.backends.mlx.cache import LayerSpec
 from refract.backends.mlx.decode import decode
 from refract.backends.mlx.forward import hidden_before
 from refract.backends.mlx.hidden import FORMAT, compare_hidden, to_numpy
+from refract.backends.mlx.keeper import Keeper
 from refract.backends.mlx.lanes import Work, in_waves
 from refract.backends.mlx.model import SplitModel
 from refract.backends.mlx.tracks import ForcedTrack, GreedyTrack, Track
@@ -51,7 +51,7 @@ class MLXSession:
     def __init__(
         self,
         model: SplitModel,
-        specs: Sequence[LayerSpec],
+        keeper: Keeper,
         *,
         effective_kv: EffectiveKV,
         blobs: Blobs,
@@ -64,7 +64,7 @@ class MLXSession:
         chunk: int,
     ) -> None:
         self.effective_kv = effective_kv
-        self._model, self._specs, self._blobs = model, specs, blobs
+        self._model, self._keeper, self._blobs = model, keeper, blobs
         self._eos_ids, self._vocab_size, self._max_tokens = eos_ids, vocab_size, max_tokens
         self._dtype, self._lanes, self._batch, self._chunk = dtype, lanes, batch, chunk
         self._pool = ThreadPoolExecutor(len(lanes))
@@ -114,7 +114,7 @@ class MLXSession:
 
     def _window(self, task: _Windows, index: int) -> Work[tuple[_Windows, Answer | None]]:
         window = task.request.windows[index]
-        hidden = yield from hidden_before(self._model, self._specs, window.tokens, window.start, self._chunk)
+        hidden = yield from hidden_before(self._model, self._keeper, window.tokens, window.start, self._chunk)
         yield hidden
         return task, (yield from self._settle(task, index, to_numpy(hidden)))
 
@@ -139,7 +139,7 @@ class MLXSession:
         return join([task.divergences[i] for i in range(len(sizes))])
 
     def _run_chunked(self, requests: Sequence[ScoreTokens]) -> Iterator[tuple[Request, Answer]]:
-        works = (hidden_before(self._model, self._specs, r.tokens, r.start, r.step) for r in requests)
+        works = (hidden_before(self._model, self._keeper, r.tokens, r.start, r.step) for r in requests)
         for request, hidden in zip(requests, in_waves(self._lanes, works), strict=True):
             logits = to_numpy(self._model.head(hidden[None])[0])
             listed = list_top(logits, request.top_k) if request.top_k else None
@@ -148,7 +148,7 @@ class MLXSession:
     def _run_decoded(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer]]:
         tracks = [track for request in requests for track in self._tracks(request)]
         sizes = {"batch": self._batch, "chunk": self._chunk}
-        for finished in decode(self._model, self._specs, tracks, lanes=self._lanes, **sizes):
+        for finished in decode(self._model, self._keeper, tracks, lanes=self._lanes, **sizes):
             for request, answer in in_waves(self._lanes, map(self._finish, finished)):
                 if answer is not None:
                     yield request, answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from refract.backends._servers import (
     Places,
     Role,
     absent,
+    client_of,
     one_server,
     read_places,
     recall,
@@ -50,7 +50,6 @@ _OPTIONS: Mapping[str, str] = {
 _FREE = frozenset({"timeout_s", "patience_s"})  # options that change no answer
 _NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s")
 _MOST = 1 << 20
-_KEY_VARIABLE = "REFRACT_API_KEY"
 
 
 class OpenAIEngine:
@@ -192,14 +191,8 @@ class OpenAIEngine:
         )
 
     def _client(self, url: str, name: str) -> Client:
-        key = os.environ.get(_KEY_VARIABLE)
-        return Client(
-            url=url,
-            name=f"{name} at {shown(url)}",
-            timeout_s=float(self._options["timeout_s"]),
-            patience_s=float(self._options["patience_s"]),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
+        timeout_s, patience_s = (float(self._options[name]) for name in ("timeout_s", "patience_s"))
+        return client_of(url, name, timeout_s=timeout_s, patience_s=patience_s)
 
     def _refuse_one_server(self, model: str) -> None:
         """Nothing where one of the two is not there, and so not the other.

@@ -37,23 +37,29 @@ class SGLangAsker:
 
     client: Client
     eos_ids: frozenset[int]
+    vocab_size: int
 
     def generate(self, prompt: TokenIds, most: int, count: int) -> Continued:
         """The greedy continuation of up to `most` tokens, with `count` listed at each (0: none)."""
         stops = {"max_new_tokens": most, "stop_token_ids": sorted(self.eos_ids)}
-        answer = self._asked(prompt, stops, {"top_logprobs_num": count} if count else None, _own_space(), cached=0)
-        tokens = tuple(int(token) for token in answer["output_ids"])
-        meta = answer["meta_info"]
+        answer = self._asked(prompt, stops, {"top_logprobs_num": count} if count else None, _own_name(), cached=0)
+        tokens, meta = self._tokens(answer), answer["meta_info"]
+        ended = bool(tokens) and tokens[-1] in self.eos_ids
+        if not ended and len(tokens) != most:
+            why = _kind(meta.get("finish_reason"))
+            raise EngineError(
+                f"{self.client.name} stopped ({why}) after {len(tokens)} of {most} tokens, at no end of sequence"
+            )
         found = None
         if count and tokens:
             own = [entry[0] for entry in _rows(meta, "output_token_logprobs", len(tokens))]
             found = _nested(tokens, own, _rows(meta, "output_top_logprobs", len(tokens)), count)
-        return Continued(tokens=tokens, ended=bool(tokens) and tokens[-1] in self.eos_ids, listing=found)
+        return Continued(tokens=tokens, ended=ended, listing=found)
 
     def read(self, tokens: TokenIds, start: int, count: int) -> Listing:
         """What is listed at `tokens[start:]` when the whole prompt is read in one pass."""
         wanted = {"logprob_start_len": start - 1, "top_logprobs_num": count, **_FLAT}
-        meta = self._asked(tokens, {"max_new_tokens": 0}, wanted, _own_space(), cached=0)["meta_info"]
+        meta = self._asked(tokens, {"max_new_tokens": 0}, wanted, _own_name(), cached=0)["meta_info"]
         scored = tokens[start:]
         own = _rows(meta, "input_token_logprobs", len(scored) + 1)[1:]
         if tuple(entry[1] for entry in own) != scored:
@@ -69,10 +75,16 @@ class SGLangAsker:
 
         The prompt is put there first but for its last token, so that the first of `tokens` too is read from it.
         """
-        space = _own_space()
+        space = _own_name()
         if len(prompt) > 1:
             self._asked(prompt[:-1], {"max_new_tokens": 1, "ignore_eos": True}, None, space, cached=0)
         return joined([self._step((*prompt, *tokens[:i]), token, count, space) for i, token in enumerate(tokens)])
+
+    def _tokens(self, answer: Mapping[str, Any]) -> TokenIds:
+        tokens = tuple(int(token) for token in answer["output_ids"])
+        if not all(0 <= token < self.vocab_size for token in tokens):
+            raise EngineError(f"{self.client.name} gave a token id outside the vocabulary of {self.vocab_size}")
+        return tokens
 
     def _step(self, context: TokenIds, token: int, count: int, space: str) -> Listing:
         wanted = {"top_logprobs_num": count, "token_ids_logprob": [token]}
@@ -94,6 +106,7 @@ class SGLangAsker:
         body: dict[str, Any] = {
             "input_ids": list(ids),
             "sampling_params": {**_GREEDY, **sampling},
+            "rid": _own_name(),
             "extra_key": space,
             "return_logprob": logprobs is not None,
             "return_text_in_logprobs": False,
@@ -106,6 +119,12 @@ class SGLangAsker:
                 "the SGLang server answered without token ids",
                 hint="use SGLang 0.4.7 or newer, not started with --stream-output",
             )
+        if (meta.get("id", body["rid"]), meta.get("prompt_tokens", len(ids))) != (body["rid"], len(ids)):
+            raise EngineError(
+                f"{self.client.name} gave the answer to another request, of {meta.get('prompt_tokens')} tokens where"
+                f" {len(ids)} were sent",
+                hint="a proxy or router may stand before it: give the address of the server itself",
+            )
         found = meta.get("cached_tokens", 0)
         if found != cached:
             raise EngineError(
@@ -115,9 +134,17 @@ class SGLangAsker:
         return answer
 
 
-def _own_space() -> str:
+def _own_name() -> str:
     """A name that no other request has, now or later."""
     return f"refract-{uuid.uuid4().hex}"
+
+
+def _kind(finish_reason: object) -> str:
+    """Why a generation ended, in the server's word, with what it says about it."""
+    if not isinstance(finish_reason, dict):
+        return str(finish_reason)
+    message = finish_reason.get("message")
+    return f"{finish_reason.get('type')}: {message}" if message else str(finish_reason.get("type"))
 
 
 def _rows(meta: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:

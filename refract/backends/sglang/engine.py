@@ -23,7 +23,7 @@ from refract.backends.sglang.launch import defaults, environment, serving
 from refract.backends.sglang.model import check_same_model
 from refract.backends.sglang.options import FREE, ON, OPTIONS, arguments_of, check_options
 from refract.backends.sglang.running import Memory, Servers, other_type, there
-from refract.backends.sglang.session import SGLangSession
+from refract.backends.sglang.session import SGLangSession, check_sanity, notes
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError
 from refract.kv import KVConfig
@@ -164,10 +164,12 @@ class SGLangEngine:
             self._accept(spec, facts, shape, client.url)
             unsure = check_same_model(client, facts, source, tokenizer, self._cache_dir)
             effective = effective_kv(spec.kv, facts, shape)
+            asker = SGLangAsker(client=client, eos_ids=tokenizer.eos_ids, vocab_size=tokenizer.vocab_size)
+            check_sanity(asker, tokenizer, facts, spec)
             yield SGLangSession(
-                asker=SGLangAsker(client=client, eos_ids=tokenizer.eos_ids),
+                asker=asker,
                 blobs=blobs,
-                effective_kv=replace(effective, notes=(*effective.notes, *unsure, *_notes(facts, lanes))),
+                effective_kv=replace(effective, notes=(*effective.notes, *unsure, *notes(facts, lanes))),
                 vocab_size=tokenizer.vocab_size,
                 max_tokens=spec.max_tokens,
                 count=int(options["top_k"]),
@@ -283,12 +285,3 @@ def _check_type(kv: KVConfig, installation: Installation) -> None:
     choices = installation.arguments.get("kv_cache_dtype", {}).get("choices")
     if choices and flag not in choices:
         raise KVUnsupportedError(f"{kv}: SGLang {installation.version} has no KV type {flag}", hint="use a newer one")
-
-
-def _notes(facts: ServerFacts, lanes: int) -> list[str]:
-    notes = [f"SGLang's {facts.attention} attention on {facts.device}, {facts.dtype}"]
-    if lanes > 1:
-        notes.append(f"{lanes} requests are in flight at once: answers depend on their neighbours")
-    if speculative := facts.arguments.get("speculative_algorithm"):
-        notes.append(f"the server decodes speculatively ({speculative})")
-    return notes

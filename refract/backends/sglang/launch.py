@@ -1,26 +1,22 @@
-"""A server of our own: started on a free port of this machine, awaited, and ended with all it started."""
+"""One SGLang server of our own: what it is started with, and why it does not start."""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
-from refract.atomic import write_atomically
-from refract.backends._http import Client, RefusedError
-from refract.backends._process import Child, child, described
+from refract.backends._http import Client
+from refract.backends._launching import HOST, Launch, launched
+from refract.backends._process import described
 from refract.backends.sglang.arguments import Installation
 from refract.errors import EngineError, IncompleteError, ModelError, RefractError
 
-_HOST = "127.0.0.1"
-_WAIT_S = 0.25
 _HEALTH_S = 30.0  # it generates a token to answer, and gives itself 20 seconds
-_STARTS = 3  # another program may take the port between its choice and its use
+# It takes another port 10,000 above its own, and ends where there is none (SGLang 0.5.15, ServerArgs: grpc_port).
+_HIGHEST_PORT = 65535 - 10_000
 _KILLED = 128 + 9
 _SPARE_TOKENS = 64
 _LEAST_TOKENS = 8192
@@ -76,24 +72,20 @@ def serving(
 
     Raises: ModelError, IncompleteError or EngineError with the reason where it does not become ready.
     """
-    for attempt in range(1, _STARTS + 1):
-        port = _free_port()
-        command = [installation.python, "-m", "sglang.launch_server", "--model-path", str(model)]
-        command += ["--host", _HOST, "--port", str(port), *words]
-        with child(command, env=env) as process:
-            url = f"http://{_HOST}:{port}"
-            try:
-                _await(url, process, ready_s)
-            except RefractError:
-                _keep(process.log, log)
-                if attempt < _STARTS and _PORT_TAKEN.search(process.log):
-                    continue
-                raise
-            try:
-                yield Client(url=url, name="SGLang", timeout_s=timeout_s, gone=partial(_gone, process))
-            finally:
-                _keep(process.log, log)
-            return
+    fixed = [installation.python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", HOST]
+    launch = Launch(
+        name="SGLang",
+        command=lambda port: [*fixed, "--port", str(port), *words],
+        env=env,
+        failed=why_not_ready,
+        port_taken=_PORT_TAKEN,
+        slow_hint="wait longer with --engine-arg ready_s=…, or look at its log in the cache folder, under logs",
+        ready_s=ready_s,
+        health_s=_HEALTH_S,
+        highest_port=_HIGHEST_PORT,
+    )
+    with launched(launch, timeout_s=timeout_s, log=log) as (client, _):
+        yield client
 
 
 def why_not_ready(log: str, status: int) -> RefractError:
@@ -111,45 +103,3 @@ def why_not_ready(log: str, status: int) -> RefractError:
         f"SGLang ended before it was ready ({described(status)}): {last[-200:]}",
         hint=_HINTS.get(kind, "look at its log in the cache folder, under logs"),
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _gone(process: Child) -> str | None:
-    return None if process.status is None else f"{described(process.status)}: {process.last_words[:200]}"
-
-
-def _keep(text: str, log: Path | None) -> None:
-    """Leaves the log where it can be looked at; a folder that cannot be written is no reason to fail."""
-    if log is not None:
-        with suppress(OSError):
-            write_atomically(log, text.encode())
-
-
-def _await(url: str, process: Child, ready_s: float) -> None:
-    client = Client(url=url, name="SGLang", timeout_s=_HEALTH_S, patience_s=0.0)
-    until = time.monotonic() + ready_s
-    while True:
-        if process.status is not None:
-            raise why_not_ready(process.log, process.status)
-        if _healthy(client):
-            return
-        if time.monotonic() > until:
-            raise EngineError(
-                f"SGLang was not ready within {ready_s:g} s: {process.last_words[:200]}",
-                hint="wait longer with --engine-arg ready_s=…, or look at its log in the cache folder, under logs",
-            )
-        time.sleep(_WAIT_S)
-
-
-def _healthy(client: Client) -> bool:
-    """Whether it answers: /health has no body, so what counts is that it is no refusal."""
-    try:
-        client.text("/health")
-    except (RefusedError, IncompleteError, EngineError):
-        return False
-    return True

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from refract.backends._http import Client
-from refract.backends._servers import Places, Role, absent, one_server, other_kv, recall, remember, shown
+from refract.backends._servers import Places, Role, absent, client_of, one_server, other_kv, recall, remember, shown
 from refract.backends.sglang.facts import ServerFacts, ask_facts, from_text
 from refract.backends.sglang.kvtypes import FLAGS, CacheShape, serves, stored_type
 from refract.errors import EngineError, IncompleteError, RefractError
 from refract.kv import KVConfig, parse_kv
 
-_KEY_VARIABLE = "REFRACT_API_KEY"
 _GLANCE_S = 10.0  # for an answer that costs the server nothing
 
 
@@ -74,14 +72,7 @@ class Servers:
             raise one_server(f"{shown(first)} and {shown(second)} lead to the same one")
 
     def _client(self, url: str, *, timeout_s: float, patience_s: float) -> Client:
-        key = os.environ.get(_KEY_VARIABLE)
-        return Client(
-            url=url,
-            name=f"the SGLang server at {shown(url)}",
-            timeout_s=timeout_s,
-            patience_s=patience_s,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
+        return client_of(url, "the SGLang server", timeout_s=timeout_s, patience_s=patience_s)
 
 
 def started(kv: KVConfig) -> str:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from refract.backends._asking import ListedSession
+from refract.backends._sanity import refuse_garbage, sanity_window
+from refract.backends._tokenizer import HFTokenizer
+from refract.backends.sglang.asking import SGLangAsker
+from refract.backends.sglang.facts import ServerFacts
+from refract.engine import LoadSpec
 from refract.work import Generate, Generation
 
 
@@ -20,3 +25,25 @@ class SGLangSession(ListedSession):
         if not request.keep_base or not found.tokens:
             return found
         return replace(found, base=self._keep(self._asker.force(request.prompt, found.tokens, self._count)))
+
+
+def check_sanity(asker: SGLangAsker, tokenizer: HFTokenizer, facts: ServerFacts, spec: LoadSpec) -> None:
+    """Raises: EngineError where the server does not compute the model under this KV type; not all can be asked."""
+    text = sanity_window(tokenizer)
+    if len(text.tokens) > spec.max_tokens or not (facts.prefill_reads_cache or facts.steps):
+        return
+    if facts.prefill_reads_cache:
+        found = asker.read(text.tokens, text.start, 1)
+    else:
+        found = asker.force(text.tokens[: text.start], text.tokens[text.start :], 1)
+    refuse_garbage(found.logprobs, tokenizer.vocab_size, f"SGLang {facts.version}", str(spec.kv))
+
+
+def notes(facts: ServerFacts, lanes: int) -> list[str]:
+    """What stands in a report beside the KV configuration."""
+    found = [f"SGLang's {facts.attention} attention on {facts.device}, {facts.dtype}"]
+    if lanes > 1:
+        found.append(f"{lanes} requests are in flight at once: answers depend on their neighbours")
+    if speculative := facts.arguments.get("speculative_algorithm"):
+        found.append(f"the server decodes speculatively ({speculative})")
+    return found

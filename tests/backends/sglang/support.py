@@ -7,11 +7,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from refract.backends._sanity import sanity_window
+from refract.backends._tokenizer import load_tokenizer
 from refract.stats.divergence import log_softmax
 from tests.backends.fake_http import FakeServer, Reply, say, serving
 
@@ -41,6 +45,7 @@ class FakeSGLang:
     flat: str = ""  # "lists" or "b64" where it has flat arrays
     version: str = "0.5.15.post1"
     seed: int = 1
+    sane: bool = True  # knows the sentence by which engines are told from noise
     bytes_a_value: int = 0  # 0: what the type takes
     extra: dict[str, Any] = field(default_factory=dict)
     _prefixes: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
@@ -73,6 +78,9 @@ class FakeSGLang:
         """What the model says after a context."""
         own = np.random.default_rng(list(context)).normal(0, 2, VOCAB)
         own[EOS] += 4.0 if sum(context) % 7 == 0 else -4.0
+        known = _known()
+        if self.sane and tuple(context) == known[: len(context)] and len(context) < len(known):
+            own[known[len(context)]] += 20.0
         if compressed:
             own += NOISE[self.kv_type] * np.random.default_rng([*context, 7]).normal(0, 1, VOCAB)
         return own.astype(np.float32)
@@ -83,7 +91,7 @@ class FakeSGLang:
         count, listed = body.get("top_logprobs_num", 0), body.get("token_ids_logprob")
         start = body.get("logprob_start_len", -1)
         cached = self._cached(body, ids, start)
-        meta: dict[str, Any] = {"cached_tokens": cached, "prompt_tokens": len(ids)}
+        meta: dict[str, Any] = {"id": body["rid"], "cached_tokens": cached, "prompt_tokens": len(ids)}
         rows, output = [], list(ids)
         stops = set() if wanted.get("ignore_eos") else {EOS, *wanted.get("stop_token_ids", [])}
         while len(output) - len(ids) < wanted["max_new_tokens"]:
@@ -93,6 +101,7 @@ class FakeSGLang:
             if output[-1] in stops:
                 break
         new = output[len(ids) :]
+        meta["finish_reason"] = {"type": "stop", "matched": new[-1]} if new and new[-1] in stops else {"type": "length"}
         self._prefixes.setdefault(self._space(body), []).append(tuple(output[: len(output) - 1] if new else ids))
         if body.get("return_logprob"):
             meta["output_token_logprobs"] = [[float(r[t]), t, None] for r, t in zip(rows, new, strict=True)]
@@ -158,6 +167,13 @@ def running(**settings: Any) -> Iterator[tuple[FakeSGLang, FakeServer]]:
     fake = FakeSGLang(**settings)
     with serving(fake.answer) as server:
         yield fake, server
+
+
+@cache
+def _known() -> tuple[int, ...]:
+    """The sentence that every model knows."""
+    with TemporaryDirectory() as folder:
+        return sanity_window(load_tokenizer(write_model(Path(folder)))).tokens
 
 
 def write_model(folder: Path, *, weights: bytes = b"weights") -> Path:

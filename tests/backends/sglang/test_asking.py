@@ -14,14 +14,14 @@ from refract.backends.sglang.asking import SGLangAsker
 from refract.errors import EngineError
 from refract.stats.divergence import log_softmax
 from tests.backends.fake_http import FakeServer, Reply, say, serving
-from tests.backends.sglang.support import EOS, FakeSGLang, running
+from tests.backends.sglang.support import EOS, VOCAB, FakeSGLang, running
 
 PROMPT = (5, 17, 3)
 TEXT = (5, 17, 3, 44, 81, 12, 9)
 
 
 def asker(server: FakeServer) -> SGLangAsker:
-    return SGLangAsker(client=Client(url=server.url, patience_s=0.0), eos_ids=frozenset({EOS}))
+    return SGLangAsker(client=Client(url=server.url, patience_s=0.0), eos_ids=frozenset({EOS}), vocab_size=VOCAB)
 
 
 def exact(fake: FakeSGLang, found: Listing, start: int, *, compressed: bool) -> None:
@@ -129,6 +129,27 @@ def _altered(change: Mapping[str, Any]) -> Any:
 def test_lists_that_are_not_what_was_asked_for_are_errors(change: Mapping[str, Any], words: str) -> None:
     with serving(_altered(change)) as server, pytest.raises(EngineError, match=words):
         asker(server).read(TEXT, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"output_ids": [4, VOCAB]}, "outside the vocabulary of 259"),
+        ({"output_ids": [4, -1]}, "outside the vocabulary of 259"),
+        (
+            {"output_ids": [4], "meta_info": {"finish_reason": {"type": "abort", "message": "no memory"}}},
+            r"stopped \(abort: no memory\) after 1 of 2 tokens",
+        ),
+        ({"output_ids": []}, r"stopped \(None\) after 0 of 2 tokens"),
+        ({"meta_info": {"id": "refract-other"}}, "gave the answer to another request"),
+        ({"meta_info": {"prompt_tokens": 4}}, "of 4 tokens where 3 were sent"),
+    ],
+)
+def test_a_continuation_that_is_not_what_was_asked_for_is_an_error(changes: Mapping[str, Any], words: str) -> None:
+    answer = {"output_ids": [4, 5], "meta_info": {}, **changes}
+    with serving(lambda path, body: say(answer)) as server, pytest.raises(EngineError, match=words) as caught:
+        asker(server).generate(PROMPT, 2, 0)
+    assert "\n" not in caught.value.message
 
 
 def test_what_is_not_finite_stays_so() -> None:

@@ -16,6 +16,7 @@ from refract.backends.sglang.engine import SGLangEngine
 from refract.engine import Capability, LoadSpec
 from refract.errors import (
     ConfigMismatchError,
+    EngineError,
     IncompleteError,
     KVUnsupportedError,
     ModelError,
@@ -285,6 +286,14 @@ def test_what_the_attention_reads_decides_the_protocol(model: Path, tmp_path: Pa
             assert own.capabilities(kv) & both == expected
 
 
+@pytest.mark.parametrize("attention", ["torch_native", "triton"])
+def test_a_server_that_computes_no_model_is_refused(attention: str, model: Path, tmp_path: Path) -> None:
+    with running(sane=False, attention=attention) as (_, server), engine(tmp_path, url=server.url) as own:
+        spec = LoadSpec(model=str(model), kv=parse_kv(REFERENCE), max_tokens=256)
+        with pytest.raises(EngineError, match=r"SGLang 0.5.15.post1 returned garbage under ctk=f16,ctv=f16"):
+            own.load(spec, BlobFolder(tmp_path / "blobs")).__enter__()
+
+
 def test_a_prefill_that_is_blind_is_read_in_steps(model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"attention": "triton", "reads_cache": False}
     with (
@@ -332,6 +341,7 @@ def test_identities_hold_what_decides_numbers_and_no_address(model: Path, tmp_pa
         (Reply(body=b"<html>gateway</html>", kind="text/html"), "not JSON"),
         (Reply(body=b'{"text": "x"}'), "without token ids"),
         (Reply(body=b"{}", wait_s=2.0), "within 1 s"),
+        (say({"output_ids": [1], "meta_info": {"id": "another"}}), "answer to another request"),
     ],
 )
 def test_faults_of_a_server_end_the_run_in_one_line(reply: Reply, words: str, model: Path, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class TestLaunch:
         words = started(tmp_path)[0]["words"]
         assert words[words.index("--kv-cache-dtype") + 1] == "fp8_e4m3"
         assert words[words.index("--model-path") + 1] == str(model)
+        assert int(words[words.index("--port") + 1]) <= 55535  # it takes one 10,000 above as well
         assert [word for word in words if word.startswith("--dtype")] == ["--dtype=auto"]  # the user's over ours
         assert "--page-size=1" in words
         assert "fired up" in (tmp_path / "cache" / "logs" / "sglang-fp8_e4m3.log").read_text()

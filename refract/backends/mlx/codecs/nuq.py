@@ -7,6 +7,10 @@ A group is a channel of 128 tokens (axis=channel: keys, at best before RoPE) or 
 values). The k = max(1, round(outliers · n)) of its n values that lie farthest from the mean of all are stored in fp16
 with their places. KVQuant fits its levels to calibration data; these are the Lloyd–Max levels of N(0, 1), which need
 none. m and s are fp16, and codes are chosen with what is stored. NaN and infinity spread over their group.
+
+What lies far out and is not kept aside is cut off at the outermost level. The first token's key often does: a cache
+that keeps it in 16 bits (sink=1) errs less by an order of magnitude (SmolLM2, nuq3 for both sides: 0.049 nats, and 0.69
+without).
 """
 
 from __future__ import annotations
