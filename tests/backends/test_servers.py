@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from refract.backends._servers import (
     Places,
     absent,
+    client_of,
     normal_url,
     other_kv,
     read_places,
@@ -53,6 +54,16 @@ def test_ports_and_paths_are_kept(url: str, found: str) -> None:
 
 def test_messages_hold_no_secret() -> None:
     assert shown("http://me:secret@gpu.example:9/a") == "http://gpu.example:9/a"
+
+
+def test_a_key_is_sent_where_there_is_one_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://me:secret@gpu.example:9"
+    monkeypatch.delenv("REFRACT_API_KEY", raising=False)
+    assert client_of(url, "it", timeout_s=1.0, patience_s=2.0).headers == {}
+    monkeypatch.setenv("REFRACT_API_KEY", "sesame")
+    client = client_of(url, "it", timeout_s=1.0, patience_s=2.0)
+    assert client.headers == {"Authorization": "Bearer sesame"}
+    assert (client.name, client.timeout_s, client.patience_s) == ("it at http://gpu.example:9", 1.0, 2.0)
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:port", "http://[::1", "x"])

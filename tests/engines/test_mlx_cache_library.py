@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refract.errors import KVSyntaxError, KVUnsupportedError, ModelError
-from tests.engines.tiny_model import VOCABULARY, tiny_llama
+from tests.engines.tiny_model import VOCABULARY, tiny_hybrid, tiny_latent, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("mlx")
 
@@ -230,6 +230,24 @@ def test_caches_that_cannot_be_replaced_are_named(model: Any, monkeypatch: pytes
     )
     with pytest.raises(ModelError, match="layer 2 keeps a ChunkedKVCache"):
         made(model, "ctk=q8_0,ctv=q8_0")
+
+
+def test_layers_without_keys_keep_mlx_lms_own_caches() -> None:
+    from mlx_lm.models.cache import ArraysCache
+
+    hybrid = tiny_hybrid()
+    cache = made(hybrid, "ctk=q8_0,ctv=turbo3,boundary_v=0")
+    assert [type(layer).__name__ for layer in cache] == ["ArraysCache", "CompressedKVCache"] * 2
+    assert [layer.origin.layer for layer in cache[1::2]] == [0, 1]
+    ids = tokens(20)
+    packed, dense = (logits(hybrid, ids, made(hybrid, "ctk=q8_0,ctv=turbo3", s), [15]) for s in ("packed", "dense"))
+    assert np.abs(packed - dense).max() < 1e-5
+    assert isinstance(cache[0], ArraysCache)
+
+
+def test_latent_attention_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"latent \(MLA\) cache"):
+        made(tiny_latent(), "ctk=q8_0,ctv=q8_0")
 
 
 def test_attention_takes_no_quantised_path(model: Any) -> None:

@@ -12,6 +12,8 @@ import pytest
 from refract.axes.kld import Kld
 from refract.axes.trajectory import Trajectory
 from refract.axes.windows import cut_windows
+from refract.backends._listed import compare_listings
+from refract.backends.sglang.asking import SGLangAsker
 from refract.backends.sglang.engine import SGLangEngine
 from refract.data.corpus import load_corpus
 from refract.errors import ConfigMismatchError, IncompleteError, RefractError, UsageError
@@ -20,14 +22,17 @@ from refract.run.runner import RunResult, run
 from refract.run.spec import RunSpec
 from refract.run.store import AnswerStore
 from refract.testing.fixtures import answers
-from refract.work import Base, CompareBase, Divergence, Protocol, Window, WriteBase
+from refract.work import Base, CompareBase, Divergence, Floats, Protocol, TokenIds, Window, WriteBase
 from tests.axes.support import prompt_set
+from tests.backends.test_process import until
 from tests.engines.sglang_servers import Sessions
 
 REFERENCE, E4M3, E5M2 = (f"ctk={name},ctv={name}" for name in ("f16", "fp8_e4m3", "fp8_e5m2"))
-# Mean KL in nats, SGLang 0.5.15.post1, over the windows of this module, in prefill.
-MEASURED = {"fp8_e4m3": 0.021, "fp8_e5m2": 0.081}
+# Mean KL in nats, SGLang 0.5.15.post1, over the windows of this module, in prefill. Text matters: over the first 256
+# tokens of the GPL (perplexity 21.66) it is .0214 and .0739.
+MEASURED = {"fp8_e4m3": 0.01256, "fp8_e5m2": 0.03826}
 WITHIN = 0.2
+ROUNDING_NATS = 1e-6  # of sums of float32 log-probabilities
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +69,20 @@ def test_a_prompt_read_at_once_and_in_steps_read_the_same_cache(sglang: Sessions
 
 
 def test_longer_lists_bring_the_bound_up_to_the_exact_divergence(sglang: Sessions, windows: tuple[Window, ...]) -> None:
-    asker = sglang("f16")._asker, sglang("fp8_e4m3")._asker  # type: ignore[attr-defined]
-    from refract.backends._listed import compare_listings
-
-    tokens, start = windows[0].tokens[:32], 24
-    vocabulary = sglang.engine.tokenizer(str(sglang.model)).vocab_size
+    """20 tokens miss a fifth of it, 1,000 a fiftieth; early in a text, where more is possible, they miss more."""
+    askers = sglang("f16")._asker, sglang("fp8_e4m3")._asker  # type: ignore[attr-defined]
     few, many, exact = (
-        float(compare_listings(*(one.read(tokens, start, count) for one in asker)).kl.mean())
-        for count in (20, 1000, vocabulary)
+        np.concatenate([_listed_divergence(askers, window.tokens, count) for window in windows])
+        for count in (20, 1000, sglang.engine.tokenizer(str(sglang.model)).vocab_size)
     )
-    assert few <= many + 1e-7 <= exact + 2e-7
-    assert many == pytest.approx(exact, rel=0.05)
+    assert np.all(few <= many + ROUNDING_NATS)
+    assert np.all(many <= exact + ROUNDING_NATS)
+    assert float(many.mean()) == pytest.approx(float(exact.mean()), rel=0.05)
+
+
+def _listed_divergence(askers: tuple[SGLangAsker, SGLangAsker], tokens: TokenIds, count: int) -> Floats:
+    reference, candidate = (asker.read(tokens, len(tokens) - 16, count) for asker in askers)
+    return compare_listings(reference, candidate).kl
 
 
 # Whole runs.
@@ -140,16 +148,18 @@ def test_a_server_of_another_type_is_refused(sglang: Sessions, tmp_path: Path) -
 
 def test_servers_are_started_one_after_the_other_and_none_is_left(sglang: Sessions, tmp_path: Path) -> None:
     python = sglang.engine.installation.python
-    before = servers_of(python)
+    before = servers()
     found = scored(asked(sglang, E4M3), tmp_path, launch="1", python=python)
     assert found.loads == 2
     kld = found.candidates[0].axes[1]
     assert (kld.status, kld.protocol) == ("ok", "prefill")
     assert found.candidates[0].effective.bytes_per_token * 4 == found.reference.effective.bytes_per_token
-    assert servers_of(python) == before
+    assert until(lambda: servers() <= before)
 
 
-def servers_of(python: str) -> int:
-    """How many processes of SGLang's own this user has."""
-    listed = subprocess.run(["ps", "-u", str(os.getuid()), "-o", "args"], capture_output=True, text=True, check=True)
-    return sum("sglang" in line and "pytest" not in line and python != line for line in listed.stdout.splitlines())
+def servers() -> set[int]:
+    """The processes of SGLang's that run for this user; one that has ended and was not waited for yet does not."""
+    command = ["ps", "-u", str(os.getuid()), "-o", "pid=,stat=,args="]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [line.split(maxsplit=2) for line in listed if "sglang" in line and "pytest" not in line]
+    return {int(pid) for pid, state, _ in found if not state.startswith("Z")}

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from refract.axes.kld import Kld
+from refract.axes.trajectory import Trajectory
 from refract.backends import load_engine
 from refract.backends.openai.engine import OpenAIEngine
 from refract.backends.openai.stated import STATED
@@ -25,6 +27,9 @@ from refract.errors import (
 )
 from refract.kv import KVConfig, parse_kv
 from refract.run.blobs import BlobFolder
+from refract.run.runner import run as score
+from refract.run.spec import RunSpec
+from refract.run.store import AnswerStore
 from refract.work import (
     Answer,
     Base,
@@ -39,6 +44,7 @@ from refract.work import (
     Window,
     WriteBase,
 )
+from tests.axes.support import corpus, prompt_set, prose
 from tests.backends.fake_http import FakeServer, Reply, say, serving
 from tests.backends.toy_server import Toy, model_folder
 
@@ -126,6 +132,28 @@ def test_what_is_stated_is_marked_as_stated(folder: Path, tmp_path: Path) -> Non
     assert plain.notes[0] == small.notes[0] == STATED
     assert "stated, not read" in STATED
     assert any("no cached prompt is reused" in note for note in small.notes)
+
+
+def test_a_server_that_ignores_its_compressed_cache_is_not_ok(folder: Path, tmp_path: Path) -> None:
+    with two(folder, tmp_path, noise=0.0) as run, AnswerStore(tmp_path / "store") as store:
+        found = score(
+            RunSpec(
+                model=run.model,
+                reference=PLAIN,
+                candidates=(SMALL,),
+                axes=(Trajectory(), Kld(chunks=2, ctx=32)),
+                prompts=prompt_set("the keeper counted", "every evening", "the ships"),
+                corpus=corpus(one=prose(800, seed=1)),
+                n_predict=8,
+            ),
+            run.engine,
+            store,
+        )
+    (candidate,) = found.candidates
+    trajectory, kld = candidate.axes
+    assert (kld.status, kld.protocol, kld.score) == ("not-exercised", "decode", None)
+    assert trajectory.status == "not-exercised"
+    assert candidate.composite.score is None
 
 
 def test_what_a_server_cannot_do_is_said(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from refract.axes.kld import Kld
 from refract.axes.trajectory import Trajectory
 from refract.backends.sglang.engine import SGLangEngine
+from refract.cli import main
 from refract.engine import Capability, LoadSpec
 from refract.errors import (
     ConfigMismatchError,
@@ -224,6 +225,23 @@ def test_one_address_for_both_sides_takes_two_commands_and_asks_nothing_twice(mo
     assert found.answers["stored"] > 0
     assert asked_later
     assert [axis.status for axis in found.candidates[0].axes] == ["ok", "ok"]
+
+
+def test_one_command_given_twice_says_what_to_start_and_then_finishes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["score", "--backend", "sglang", "--model", str(model), "--candidate", E4M3, "--axes", "trajectory,kld"]
+    words += ["--max-prompts", "3", "--n-predict", "8", "--chunks", "2", "--ctx", "32", "--progress", "none"]
+    now = [FakeSGLang()]
+    with serving(lambda path, body: now[0].answer(path, body)) as server:
+        words += ["--cache-dir", str(tmp_path / "cache"), "--url", server.url]
+        assert main(words) == 5
+        said = capsys.readouterr().err
+        assert "start python -m sglang.launch_server with --kv-cache-dtype fp8_e4m3" in said
+        assert "Traceback" not in said
+        now[0] = FakeSGLang(kv_type="fp8_e4m3", seed=2)
+        assert main(words) == 0
+    assert "REFRACT[trajectory+kld]" in capsys.readouterr().out
 
 
 def test_the_candidates_server_first_is_the_wrong_order_and_says_so(model: Path, tmp_path: Path) -> None:
