@@ -230,7 +230,7 @@ def test_triattention_holds_most_of_the_attention_and_its_fork_does_not(
     print({name: round(mass, 3) for name, mass in found.items()})
     assert found["paper"] > 0.8
     assert found["paper"] > max(found["recency"], found["random"])
-    assert found["fork"] < min(found.values()) + 1e-9
+    assert found["fork"] < min(found["paper"], found["recency"])
 
 
 # Whole runs.

@@ -119,18 +119,18 @@ def compare_rows(reference: Array, candidate: Array, tokens: Sequence[int], *, n
         p_delta = np.exp(own_q) - np.exp(own_p)
         first, margin = _top_two(log_p)
         same_top = first == log_q.argmax(axis=1)
-    finite_p, finite_q = np.isfinite(own_p), np.isfinite(own_q)
-    return Divergence(
-        kl=np.where(finite_p & finite_q, kl, np.nan).astype(np.float32),
-        same_top=same_top,
-        reference_margin=margin.astype(np.float32),
-        token_nll_delta=(own_p - own_q).astype(np.float32),
-        token_p_delta=p_delta.astype(np.float32),
-        reference_nll=(-own_p).astype(np.float32),
-        reference_finite=finite_p,
-        window=np.zeros(len(tokens), np.int32),
-        estimator="kl-exact",
-    )
+        finite_p, finite_q = np.isfinite(own_p), np.isfinite(own_q)
+        return Divergence(
+            kl=np.where(finite_p & finite_q, kl, np.nan).astype(np.float32),
+            same_top=same_top,
+            reference_margin=margin.astype(np.float32),
+            token_nll_delta=(own_p - own_q).astype(np.float32),
+            token_p_delta=p_delta.astype(np.float32),
+            reference_nll=(-own_p).astype(np.float32),
+            reference_finite=finite_p,
+            window=np.zeros(len(tokens), np.int32),
+            estimator="kl-exact",
+        )
 
 
 def logprobs(rows: Array, n_vocab: int) -> Array:
