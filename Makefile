@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/refract score --candidate ctk=q8_0,ctv=turbo3 --max-prompts 40 --json-out demo-report.json --html-out demo-report.html
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/browser
+	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/browser --numprocesses auto
 
 test-engines: test-mlx test-llamacpp test-vllm test-sglang test-browser
 
