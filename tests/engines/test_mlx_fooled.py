@@ -138,18 +138,23 @@ def compressing_only_in(patch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Caches of other kinds store 16 bits, whatever their codecs say."""
     from refract.backends.mlx import cache
     from refract.backends.mlx.codecs.dense import Dense
+    from refract.backends.mlx.sides import SideSpec
 
-    f16 = cache.LayerSpec(k=Dense(name="f16"), v=Dense(name="f16"))
+    f16 = SideSpec(codec=Dense(name="f16"))
     for name in {"SequenceCache", "RowCache"} - set(kinds):
         kind = getattr(cache, name)
         original = kind.update_and_fetch
 
         def fetch(self: Any, k: Any, v: Any, original: Any = original) -> Any:
-            own, self.spec = self.spec, f16
+            sides = (self._k, self._v)
+            own = [side.spec for side in sides]
             try:
+                for side in sides:
+                    side.spec = f16
                 return original(self, k, v)
             finally:
-                self.spec = own
+                for side, spec in zip(sides, own, strict=True):
+                    side.spec = spec
 
         patch.setattr(kind, "update_and_fetch", fetch)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from refract.backends._asking import refused
 from refract.backends._hidden import Hidden, read_base, write_base
 from refract.backends._logits import join, list_top, token_logprobs
 from refract.backends.mlx.decode import decode
@@ -73,7 +74,7 @@ class MLXSession:
         """Answers every request once: windows scored in one pass first, then everything decoded token by token."""
         valid: list[Request] = []
         for request in dict.fromkeys(requests):
-            failure = self._refusal(request)
+            failure = refused(request, self._vocab_size, self._max_tokens)
             if failure is None:
                 valid.append(request)
             else:
@@ -91,19 +92,6 @@ class MLXSession:
                 or (isinstance(r, WriteBase | CompareBase) and r.protocol == "decode")
             ]
         )
-
-    def _refusal(self, request: Request) -> Failure | None:
-        sequences = _sequences(request)
-        for tokens, total in sequences:
-            if not tokens:
-                return Failure(kind="empty-prompt", message="a request needs at least one token of context")
-            if total > self._max_tokens:
-                return Failure(kind="too-long", message=f"{total} tokens, the session holds {self._max_tokens}")
-            outside = [token for token in tokens if not 0 <= token < self._vocab_size]
-            if outside:
-                message = f"token id {outside[0]} is outside the vocabulary of {self._vocab_size}"
-                return Failure(kind="invalid-token", message=message)
-        return None
 
     def _run_windows(self, requests: Sequence[WriteBase | CompareBase]) -> Iterator[tuple[Request, Answer]]:
         pending = {id(request): _Windows(request) for request in requests}
@@ -176,12 +164,3 @@ class MLXSession:
     def _generation(self, track: GreedyTrack) -> Generation:
         base = write_base(self._blobs, FORMAT, [np.stack(track.hidden)]) if track.hidden else None
         return Generation(tokens=tuple(track.tokens), stop=track.stop, listed=track.listed, base=base)
-
-
-def _sequences(request: Request) -> list[tuple[tuple[int, ...], int]]:
-    """The token sequences of a request, each with the length it can reach."""
-    if isinstance(request, Generate):
-        return [(request.prompt, len(request.prompt) + request.max_new_tokens)]
-    if isinstance(request, ScoreTokens):
-        return [(request.tokens, len(request.tokens))]
-    return [(window.tokens, len(window.tokens)) for window in request.windows]
