@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from refract.backends import DEFAULT_BACKEND
 from refract.cli.options import key_value, positive
 from refract.cli.parser import long_name
 from refract.errors import UsageError
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 # Options of this command line that become options of the engine, under the names engines know them by.
 _NAMED = ("parallel", "url", "reference_url", "candidate_url", "llama_bin", "llama_extra_flags", "batch")
 _RENAMED = {"llama_extra_flags": "extra_flags"}
+# Set once for all commands; they say nothing to an engine that is not llama.cpp
+_VARIABLES = {"llama_bin": "REFRACT_LLAMA_BIN_DIR", "extra_flags": "REFRACT_LLAMA_EXTRA_FLAGS"}
 
 
 def add_engine_options(parser: Parser, group: argparse._ActionsContainer) -> None:
@@ -45,6 +49,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, str]:
     """The engine's own options as a mapping. Raises: UsageError for a key given twice."""
     named = {_RENAMED.get(name, name): getattr(args, name) for name in _NAMED}
     named["launch"] = "1" if args.launch else None
+    if (args.backend or DEFAULT_BACKEND) != "llamacpp":
+        named = {name: value for name, value in named.items() if value != os.environ.get(_VARIABLES.get(name, ""))}
     every = [*args.engine_arg, *((name, str(value)) for name, value in named.items() if value is not None)]
     options = dict(every)
     if len(options) < len(every):

@@ -248,21 +248,21 @@ def test_layers_with_a_sliding_window_are_left_alone(gemma3: Path) -> None:
 
 
 def test_a_run_says_what_is_held_and_reads_in_decode_protocol(smollm2: Path, tmp_path: Path) -> None:
-    words = ["score", "--model", str(smollm2), "--axes", "trajectory,kld", "--max-prompts", "3", "--n-predict", "16"]
-    words += ["--candidate", "ctk=f16,ctv=f16,evict=recency:keep=0.5", "--candidate", "ctk=q8_0,ctv=q8_0,sparsev=1e-4"]
-    words += ["--candidate", "ctk=f16,ctv=f16,select=block:size=16:ratio=0.5", "--chunks", "2", "--ctx", "256"]
+    words = ["score", "--model", str(smollm2), "--axes", "kld", "--chunks", "2", "--ctx", "128"]
+    words += ["--candidate", "ctk=f16,ctv=f16,evict=recency:keep=0.5"]
+    words += ["--candidate", "ctk=q8_0,ctv=q8_0,sparsev=1e-4,select=block:size=16:ratio=0.5"]
     words += ["--no-explain", "--no-control", "--progress", "none", "--cache-dir", str(tmp_path)]
     assert main([*words, "--json-out", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    whole = report["reference"]["bytes_per_token"]
-    evicted, sparse, selected = report["candidates"]
+    whole = report["reference"]["effective"]["bytes_per_token"]
+    evicted, partly = report["candidates"]
     assert evicted["effective"]["bytes_per_token"] == whole / 2
     assert "30 layers hold 50% of the tokens seen, at their true positions" in " ".join(evicted["effective"]["notes"])
-    assert "of the attention weights are below 0.0001" in " ".join(sparse["effective"]["notes"])
-    assert "of the keys are read when a token is decoded" in " ".join(selected["effective"]["notes"])
+    assert "of the attention weights are below 0.0001" in " ".join(partly["effective"]["notes"])
+    assert "of the keys are read when a token is decoded" in " ".join(partly["effective"]["notes"])
     for candidate in report["candidates"]:
         kld = next(axis for axis in candidate["axes"] if axis["axis"] == "kld")
-        assert (kld["status"], kld["protocol"], kld["estimator"]) == ("ok", "decode", "kl-exact")
+        assert (kld["protocol"], kld["estimator"]) == ("decode", "kl-exact")
         assert kld["statistics"]["mean_kl_nats"]["value"] > 0.0
 
 

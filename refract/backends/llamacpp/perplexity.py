@@ -7,11 +7,11 @@ each side, give the divergence at each position: see `logits_file`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from refract.backends.llamacpp.logits_file import (
     read_tokens,
     scored_start,
 )
-from refract.backends.llamacpp.perplexity_log import check_agreement
+from refract.backends.llamacpp.perplexity_log import TailLostError, check_agreement
 from refract.backends.llamacpp.perplexity_positions import POSITIONS_OPTION, announces_positions, read_positions
 from refract.backends.llamacpp.perplexity_run import SILENCE_S, Run, running
 from refract.backends.llamacpp.perplexity_text import ForcedText, forced_text
@@ -37,6 +37,8 @@ from refract.errors import EngineError
 from refract.work import BlobRef, Divergence, Window
 
 SMALLEST_WINDOW = 8
+_TRIES = 3
+_Result = TypeVar("_Result")
 
 
 def fits(window: Window) -> bool:
@@ -69,12 +71,13 @@ class Perplexity:
         Raises: EngineError when the tool fails, does something else than asked, or prints another perplexity than its
             logits have; SetupError when it cannot be started.
         """
-        found = []
+        yield from _until_told(lambda: list(self._written(windows)))
+
+    def _written(self, windows: Sequence[Window]) -> Iterator[tuple[Window, BlobRef]]:
         for window, shape, read in self._chunks(windows):
             parts = [head_of([window.tokens], shape.n_vocab)]
             parts += [bytes(rows.data) for rows in _rows(read, shape)]
-            found.append((window, self.blobs.put(b"".join(parts), format=BLOB_FORMAT)))
-        yield from found
+            yield window, self.blobs.put(b"".join(parts), format=BLOB_FORMAT)
 
     def compare(self, windows: Sequence[Window], bases: Sequence[BlobRef]) -> Iterator[tuple[Window, Divergence]]:
         """KL(reference ‖ this configuration) over every window, whose reference is the base in the same place.
@@ -82,14 +85,14 @@ class Perplexity:
         Raises: as `write_bases`, and EngineError for a base of another window or vocabulary; StoreError.
         """
         known = dict(zip(windows, bases, strict=True))
-        if windows and announces_positions(self.binary, self.env):
-            yield from list(self._compare_inside(known))
-            return
-        found = []
-        for window, shape, read in self._chunks(windows):
+        inside = bool(windows) and announces_positions(self.binary, self.env)
+        compare = self._compare_inside if inside else self._compare_files
+        yield from _until_told(lambda: list(compare(known)))
+
+    def _compare_files(self, known: Mapping[Window, BlobRef]) -> Iterator[tuple[Window, Divergence]]:
+        for window, shape, read in self._chunks(tuple(known)):
             with self._base(known[window], window, shape) as (reference, _):
-                found.append((window, compare_streams(reference, read, shape, window)))
-        yield from found
+                yield window, compare_streams(reference, read, shape, window)
 
     def _chunks(self, windows: Sequence[Window]) -> Iterator[tuple[Window, Shape, Read]]:
         """Every window with the way to read its rows, all of which must be read before the next."""
@@ -157,6 +160,14 @@ class Perplexity:
             if read_tokens(read, own.n_ctx) != window.tokens:
                 raise EngineError("the stored reference is of another window")
             yield read, own
+
+
+def _until_told(run: Callable[[], list[_Result]]) -> list[_Result]:
+    """What `run` gives, asked again where the end of what the tool prints was lost. Nothing is used unchecked."""
+    for _ in range(_TRIES - 1):
+        with suppress(TailLostError):
+            return run()
+    return run()
 
 
 def _checked_text(windows: Sequence[Window], tokenizer: Tokenizer) -> ForcedText:

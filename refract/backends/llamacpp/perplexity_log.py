@@ -17,22 +17,38 @@ _REASONS = 3  # lines quoted in an error
 _AGREEMENT_NATS = 1e-3  # the printed mean has four decimals of a perplexity; 16-bit codes average to less
 
 
+class TailLostError(EngineError):
+    """A run that ended well, and whose last lines are missing.
+
+    llama.cpp prints from a thread of its own that it does not wait for when it exits (common/log.cpp, issue 22142): on
+    a busy machine a run in a hundred loses its end.
+    """
+
+
 def final_perplexity(log: str) -> float:
-    """The perplexity printed at the end, NaN where the tool found its logits not finite. Raises: EngineError."""
+    """The perplexity printed at the end, NaN where the tool found its logits not finite.
+
+    Raises: EngineError; TailLostError when nothing says why there is none.
+    """
     found = _FINAL.findall(log)
     if found:
         return _figure(found[-1], log)
     if _NOT_FINITE in log:
         return math.nan
-    raise incomplete("no final perplexity", log, 0)
+    raise _without("no final perplexity", log)
 
 
 def printed_mean_kld(log: str) -> float:
-    """The `Mean    KLD` line of a `--kl-divergence` run. Raises: EngineError when there is none."""
+    """The `Mean    KLD` line of a `--kl-divergence` run. Raises: as `final_perplexity`."""
     found = _MEAN_KLD.findall(log)
     if not found:
-        raise incomplete("no mean KL divergence", log, 0)
+        raise _without("no mean KL divergence", log)
     return _figure(found[-1], log)
+
+
+def _without(what: str, log: str) -> EngineError:
+    error = incomplete(what, log, 0)
+    return error if any(map(_ERROR.search, log.splitlines())) else TailLostError(error.message, hint=error.hint)
 
 
 def _figure(text: str, log: str) -> float:

@@ -175,6 +175,20 @@ def test_every_way_to_fail_is_one_clear_error(make: Make, body: str, expected: s
     assert caught.value.hint
 
 
+def test_a_run_whose_last_lines_are_lost_is_asked_again(make: Make, tmp_path: Path) -> None:
+    """The tool's logger does not wait for its end: every first run here prints no final perplexity."""
+    windows = [window(i) for i in range(2)]
+    lost = f"""
+seen = {str(tmp_path / "seen")!r}
+if not os.path.exists(seen):
+    open(seen, 'w').close()
+    print = lambda *_: None
+"""
+    found = dict(make(lost + GOOD, windows=windows).write_bases(windows))
+    assert (tmp_path / "seen").exists()
+    assert list(found) == windows
+
+
 def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     tool = Perplexity(
         binary=tmp_path / "none", model=tmp_path, tokenizer=Letters(), blobs=BlobFolder(tmp_path / "blobs")
