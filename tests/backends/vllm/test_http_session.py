@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refract.backends.vllm.kvtypes import effective_type
 
 from refract.backends import load_engine
 from refract.backends.vllm.http_session import HTTPVLLM
+from refract.backends.vllm.kvtypes import effective_type
 from refract.engine import Capability, LoadSpec, Session
 from refract.errors import (
     ConfigMismatchError,
