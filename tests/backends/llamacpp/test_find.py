@@ -129,7 +129,8 @@ def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_binaries(str(install(tmp_path, "#!/bin/sh\nexec sleep 60\n")), None)
 
 
-def test_none_at_all(tmp_path: Path) -> None:
+def test_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SetupError, match="no llama-server on the PATH or in the cache folder") as caught:
         find_binaries(None, tmp_path)
     assert "refract engines build-llamacpp" in (caught.value.hint or "")
