@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
 
-from refract.engine import Tokenizer
+from refract.engine import LoadSpec, Tokenizer
 from refract.errors import EngineError
 from refract.work import Floats, Window
 
@@ -19,6 +20,11 @@ def sanity_window(tokenizer: Tokenizer) -> Window:
     """A sentence whose end any language model can guess."""
     tokens = tokenizer.encode(_TEXT, add_special=True)
     return Window(tokens=tokens, start=max(1, len(tokens) - _SCORED))
+
+
+def with_room(spec: LoadSpec, tokenizer: Tokenizer) -> LoadSpec:
+    """`spec` for sequences at least as long as that sentence, so that it can always be asked."""
+    return replace(spec, max_tokens=max(spec.max_tokens, len(sanity_window(tokenizer).tokens)))
 
 
 def refuse_garbage(logprobs: Floats, vocab_size: int, engine: str, kv: str) -> None:

@@ -9,9 +9,10 @@ from threading import Barrier, Event, Lock
 import numpy as np
 import pytest
 
-from refract.backends._asking import Continued, ListedSession, in_parallel, refused
+from refract.backends._asking import Continued, ListedSession, in_parallel
 from refract.backends._http import RefusedError
 from refract.backends._listed import Listing, listing
+from refract.backends._refusals import refused
 from refract.errors import EngineError, IncompleteError
 from refract.run.blobs import BlobFolder
 from refract.work import (

@@ -19,8 +19,8 @@ from refract.work import CompareBase, Divergence, Window
 
 pytestmark = pytest.mark.usefixtures("mlx")
 
-# 7,900 and the scored positions fit the model's 8,192; they take four times as long
-SHALLOW, DEEP = 256, int(os.environ.get("REFRACT_TEST_DEPTH", "3900"))
+# these and the scored positions fit the model's 8,192; a smaller number is for trying things
+SHALLOW, DEEP = 256, int(os.environ.get("REFRACT_TEST_DEPTH", "7900"))
 POSITIONS, WIDTH = 256, 576
 MOST_BYTES = (1 << 30) * DEEP // 7900
 

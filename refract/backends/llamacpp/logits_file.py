@@ -23,7 +23,7 @@ MAGIC = b"_logits_"
 BLOB_FORMAT = "llamacpp-logits/1"  # a logits file of one chunk
 SMALLEST_LOGPROB = -16.0  # of the reference; what is not above it is left out of the sum, as by the tool
 _HEADER_BYTES = 20
-_SLICE_CODES = 2_000_000  # of either side at a time: some 60 MB of arrays
+_SLICE_CODES = 200_000  # of either side at a time: arrays that stay in a processor's cache
 _LARGEST = 1 << 24  # tokens of a window, words of a vocabulary: beyond, it is no such file
 
 Array = npt.NDArray[Any]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from refract.backends.llamacpp.perplexity_log import incomplete
 from refract.errors import EngineError
 
 _WAIT_S = 0.02
+_PIPE_BYTES = 1 << 20  # what the tool can write before it waits for us, where the system allows as much
 _PIECE_BYTES = 1 << 20
 SILENCE_S = 1800.0  # without a byte; one chunk of a large model on a slow processor takes minutes
 _END_S = 30.0
@@ -64,14 +67,17 @@ class Run:
         begun = time.monotonic()
         while True:
             ended = self._process.status is not None  # asked before the read, so that nothing written is missed
-            with suppress(BlockingIOError):
+            try:
                 if got := os.readv(self._pipe, [view]):
                     return got
+            except BlockingIOError:  # it is being written
+                select.select([self._pipe], [], [], _WAIT_S)
+            else:  # nobody writes: not yet, or no more
                 if ended:
                     return 0
+                time.sleep(_WAIT_S)
             if time.monotonic() - begun > self._silence_s:
                 raise incomplete(f"nothing for {self._silence_s:g} s", self._process.log, None)
-            time.sleep(_WAIT_S)
 
 
 @contextmanager
@@ -96,9 +102,17 @@ def running(
             stream.writelines(given[1])
         os.mkfifo(folder / "wanted")
         pipe = os.open(folder / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+        _widen(pipe)
         places = [given[0], str(folder / "given"), wanted, str(folder / "wanted")]
         try:
             with child([str(binary), *places, *arguments], env=env) as process:
                 yield Run(process, pipe, silence_s)
         finally:
             os.close(pipe)
+
+
+def _widen(pipe: int) -> None:
+    """Linux gives a pipe 64 KiB, less than one position of most models."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

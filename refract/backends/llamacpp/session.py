@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from refract.backends._asking import refused
 from refract.backends._http import RefusedError
 from refract.backends._listed import Listing, compare_listings, narrowed, pack, unpack
 from refract.backends._logits import join
+from refract.backends._refusals import refused
 from refract.backends.llamacpp.forcing import Asker
 from refract.backends.llamacpp.listed import BLOB_FORMAT
 from refract.backends.llamacpp.perplexity import Perplexity, fits

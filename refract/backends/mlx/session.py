@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from refract.backends._asking import refused
 from refract.backends._hidden import Hidden, read_base, write_base
 from refract.backends._logits import join, list_top, token_logprobs
+from refract.backends._refusals import refused
 from refract.backends.mlx.decode import decode
 from refract.backends.mlx.forward import hidden_before
 from refract.backends.mlx.hidden import FORMAT, compare_hidden, to_numpy

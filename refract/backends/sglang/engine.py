@@ -12,6 +12,7 @@ from pathlib import Path
 
 from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
+from refract.backends._sanity import with_room
 from refract.backends._servers import Places, read_places, role_of, shown
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
@@ -158,6 +159,7 @@ class SGLangEngine:
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
         source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
+        spec = with_room(spec, tokenizer)
         shape, lanes = cache_shape(source.path), int(options["parallel"])
         with self._client(spec, source, options) as client:
             facts = ask_facts(client) if self._servers is None else there(client, spec.kv)
@@ -165,7 +167,7 @@ class SGLangEngine:
             unsure = check_same_model(client, facts, source, tokenizer, self._cache_dir)
             effective = effective_kv(spec.kv, facts, shape)
             asker = SGLangAsker(client=client, eos_ids=tokenizer.eos_ids, vocab_size=tokenizer.vocab_size)
-            check_sanity(asker, tokenizer, facts, spec)
+            check_sanity(asker, tokenizer, facts, spec.kv)
             yield SGLangSession(
                 asker=asker,
                 blobs=blobs,

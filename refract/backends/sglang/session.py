@@ -9,7 +9,7 @@ from refract.backends._sanity import refuse_garbage, sanity_window
 from refract.backends._tokenizer import HFTokenizer
 from refract.backends.sglang.asking import SGLangAsker
 from refract.backends.sglang.facts import ServerFacts
-from refract.engine import LoadSpec
+from refract.kv import KVConfig
 from refract.work import Generate, Generation
 
 
@@ -27,21 +27,26 @@ class SGLangSession(ListedSession):
         return replace(found, base=self._keep(self._asker.force(request.prompt, found.tokens, self._count)))
 
 
-def check_sanity(asker: SGLangAsker, tokenizer: HFTokenizer, facts: ServerFacts, spec: LoadSpec) -> None:
-    """Raises: EngineError where the server does not compute the model under this KV type; not all can be asked."""
+def check_sanity(asker: SGLangAsker, tokenizer: HFTokenizer, facts: ServerFacts, kv: KVConfig) -> None:
+    """Nothing where the server scores no given tokens, which `notes` says.
+
+    Raises: EngineError where the server does not compute the model under this KV type.
+    """
     text = sanity_window(tokenizer)
-    if len(text.tokens) > spec.max_tokens or not (facts.prefill_reads_cache or facts.steps):
-        return
     if facts.prefill_reads_cache:
         found = asker.read(text.tokens, text.start, 1)
-    else:
+    elif facts.steps:
         found = asker.force(text.tokens[: text.start], text.tokens[text.start :], 1)
-    refuse_garbage(found.logprobs, tokenizer.vocab_size, f"SGLang {facts.version}", str(spec.kv))
+    else:
+        return
+    refuse_garbage(found.logprobs, tokenizer.vocab_size, f"SGLang {facts.version}", str(kv))
 
 
 def notes(facts: ServerFacts, lanes: int) -> list[str]:
     """What stands in a report beside the KV configuration."""
     found = [f"SGLang's {facts.attention} attention on {facts.device}, {facts.dtype}"]
+    if not (facts.prefill_reads_cache or facts.steps):
+        found.append("this server scores no given tokens: whether it computes the model is not checked")
     if lanes > 1:
         found.append(f"{lanes} requests are in flight at once: answers depend on their neighbours")
     if speculative := facts.arguments.get("speculative_algorithm"):

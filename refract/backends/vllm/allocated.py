@@ -12,6 +12,7 @@ from refract.errors import ConfigMismatchError, EngineError
 from refract.kv import KVConfig
 from refract.work import EffectiveKV
 
+_DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
@@ -45,6 +46,20 @@ def effective_kv(
         bytes_per_token=total,
         notes=tuple(_notes(kv, asked, facts, own, len(names) - len(compressed))),
     )
+
+
+def check_settings(given: Mapping[str, str], made: Mapping[str, str]) -> None:
+    """Holds the arguments that decide how sums are ordered and rounded against what vLLM made of them.
+
+    Raises: ConfigMismatchError for one that vLLM changed.
+    """
+    for name in sorted(given.keys() & made.keys()):
+        asked = given[name].lower()
+        if asked != "auto" and _DTYPES.get(asked, asked) != made[name]:
+            raise ConfigMismatchError(
+                f"asked for {name}={given[name]}, vLLM runs with {made[name]}",
+                hint=f"give it another {name}, or leave it out of --engine-arg",
+            )
 
 
 def _compressed(layer: Mapping[str, Any]) -> bool:
@@ -90,11 +105,12 @@ def _notes(kv: KVConfig, asked: str, facts: Mapping[str, Any], own: Sequence[str
     if stored and spared:
         notes.append(f"{spared} layers keep the model's own {', '.join(own)}")
     backends = sorted({str(layer["backend"]) for layer in facts["layers"] if layer["backend"]})
-    notes.append(f"{facts['platform']}, {facts['dtype']}" + (f", attention {', '.join(backends)}" if backends else ""))
+    dtype, ranks = facts["settings"]["dtype"], facts["settings"]["tensor_parallel_size"]
+    notes.append(f"{facts['platform']}, {dtype}" + (f", attention {', '.join(backends)}" if backends else ""))
     if facts["platform"] == "cpu" and stored:
         notes.append("vLLM's processor kernels truncate to fp8 instead of rounding: about 3.5 times the squared error")
-    if int(facts["ranks"]) > 1:
-        notes.append(f"{facts['ranks']} ranks share the heads; bytes are their sum")
+    if int(ranks) > 1:
+        notes.append(f"{ranks} ranks share the heads; bytes are their sum")
     return notes
 
 

@@ -13,17 +13,17 @@ from typing import Any
 from refract.backends._fingerprint import fingerprint
 from refract.backends._kv_heads import kv_heads
 from refract.backends._options import refuse_no_number
-from refract.backends._sanity import refuse_garbage, sanity_window
+from refract.backends._sanity import refuse_garbage, sanity_window, with_room
 from refract.backends._source import ModelSource, find_model
 from refract.backends._tokenizer import HFTokenizer, load_tokenizer
-from refract.backends.vllm.allocated import effective_kv
+from refract.backends.vllm.allocated import check_settings, effective_kv
 from refract.backends.vllm.http_session import HTTPVLLM
 from refract.backends.vllm.installation import Installation, find_installation
 from refract.backends.vllm.kvtypes import effective_type, is_plain, reads_cache_in_prefill, refuse_type
 from refract.backends.vllm.session import VLLMSession
 from refract.backends.vllm.start import PACKAGE, environment, working
 from refract.engine import PLACES, Blobs, Capability, Check, Engine, Identity, LoadSpec, Session
-from refract.errors import ModelError
+from refract.errors import EngineError, ModelError
 from refract.kv import KVConfig
 from refract.work import ScoreTokens, TokenScores
 
@@ -148,6 +148,7 @@ class VLLMEngine:
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
         source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
+        spec = with_room(spec, tokenizer)
         asked, platform, lanes = effective_type(spec.kv), self.installation.platform, int(options["parallel"])
         values = 2 * kv_heads(source) * source.head_dim
         room = {"kv_cache_memory_bytes": str(_cache_bytes(source, values, lanes * (spec.max_tokens + _BLOCK_TOKENS)))}
@@ -160,6 +161,7 @@ class VLLMEngine:
             silence_s=float(options["silence_s"]),
             log=None if self._cache_dir is None else self._cache_dir / "logs" / f"vllm-{asked}.log",
         ) as worker:
+            check_settings(arguments, worker.facts["settings"])
             effective = effective_kv(
                 spec.kv, asked, worker.facts, layers=source.layers, values=values, head_dim=source.head_dim
             )
@@ -229,10 +231,10 @@ def _cache_bytes(source: ModelSource, values: int, tokens: int) -> int:
 
 def _refuse_garbage(session: VLLMSession, tokenizer: HFTokenizer, asked: str) -> None:
     window = sanity_window(tokenizer)
-    request = ScoreTokens(tokens=window.tokens, start=window.start, top_k=0)
-    for _, found in session.run([request]):
-        if isinstance(found, TokenScores):
-            refuse_garbage(found.logprobs, tokenizer.vocab_size, "vLLM", asked)
+    ((_, found),) = session.run([ScoreTokens(tokens=window.tokens, start=window.start, top_k=0)])
+    if not isinstance(found, TokenScores):
+        raise EngineError(f"vLLM does not score a plain sentence: {found}", hint="look at its log in the cache folder")
+    refuse_garbage(found.logprobs, tokenizer.vocab_size, "vLLM", asked)
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from refract.backends._sanity import refuse_garbage, sanity_window
 from refract.backends._servers import (
     Role,
     absent,
+    client_of,
     one_server,
     other_kv,
     read_places,
@@ -49,7 +49,6 @@ _FREE = frozenset({"timeout_s", "patience_s"})  # options that change no answer
 _NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s")
 _MOST = 1 << 20
 _FEW = 100  # tokens listed; a lower bound from fewer may be far below
-_KEY_VARIABLE = "REFRACT_API_KEY"
 
 
 class HTTPVLLM:
@@ -182,14 +181,8 @@ class HTTPVLLM:
         )
 
     def _client(self, url: str) -> Client:
-        key = os.environ.get(_KEY_VARIABLE)
-        return Client(
-            url=url,
-            name=f"the vLLM server at {shown(url)}",
-            timeout_s=float(self._options["timeout_s"]),
-            patience_s=float(self._options["patience_s"]),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
+        timeout_s, patience_s = (float(self._options[name]) for name in ("timeout_s", "patience_s"))
+        return client_of(url, "the vLLM server", timeout_s=timeout_s, patience_s=patience_s)
 
     def _refuse_one_server(self, model: str) -> None:
         """Nothing where one of the two is not there, and so not the other.

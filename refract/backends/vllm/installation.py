@@ -20,7 +20,7 @@ _DESCRIBE = f"from {PACKAGE}.describe import main; main()"
 _VERSIONS_S, _DESCRIBE_S = 60.0, 600.0
 _CACHE_VERSION = 1
 # What the measurement itself sets, and what sets it instead.
-_OURS: Mapping[str, str] = {
+OURS: Mapping[str, str] = {
     "model": "--model",
     "kv_cache_dtype": "--reference and --candidate",
     "kv_cache_dtype_skip_layers": "--candidate, with boundary=N or layers=…",
@@ -29,6 +29,7 @@ _OURS: Mapping[str, str] = {
     "logits_processors": "nothing: tokens are forced by refract's own",
     "worker_extension_cls": "nothing: hidden states are read by refract's own",
     "speculative_config": "nothing: one token a step is measured",
+    "disable_log_stats": "nothing: what it counts is not looked at",
     "async_scheduling": "nothing: one step after the other is measured",
     "skip_tokenizer_init": "nothing: token ids are sent",
 }
@@ -46,8 +47,8 @@ class Installation:
     def check(self, names: Iterable[str]) -> None:
         """Raises: UsageError for an argument that vLLM does not take or the measurement sets."""
         for name in names:
-            if name in _OURS:
-                raise UsageError(f"{name} is not for --engine-arg", hint=f"it is set by {_OURS[name]}")
+            if name in OURS:
+                raise UsageError(f"{name} is not for --engine-arg", hint=f"it is set by {OURS[name]}")
             if name not in self.arguments:
                 close = difflib.get_close_matches(name, self.arguments, n=1)
                 hint = f"did you mean {close[0]}?" if close else "see: vllm serve --help"

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from refract.backends._asking import refused
 from refract.backends._hidden import Hidden, read_base, write_base
 from refract.backends._logits import compare_logits, join, list_top, token_logprobs
+from refract.backends._refusals import refused
 from refract.backends.vllm.start import Worker
 from refract.engine import Blobs
 from refract.errors import EngineError

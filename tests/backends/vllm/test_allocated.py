@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refract.backends.vllm.allocated import effective_kv
+from refract.backends.vllm.allocated import check_settings, effective_kv
 from refract.errors import ConfigMismatchError, EngineError
 from refract.kv import parse_kv
 from refract.work import EffectiveKV
@@ -25,8 +25,9 @@ def plain(number: int, width: float = 2.0) -> dict[str, Any]:
     return layer(number, "auto", "bfloat16" if width == 2.0 else "float32", width)
 
 
-def facts(*layers: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
-    return {"layers": layers, "prefix_caching": False, "platform": "cuda", "dtype": "bfloat16", "ranks": 1, **rest}
+def facts(*layers: Mapping[str, Any], ranks: int = 1, **rest: Any) -> dict[str, Any]:
+    settings = {"dtype": "bfloat16", "tensor_parallel_size": str(ranks)}
+    return {"layers": layers, "prefix_caching": False, "platform": "cuda", "settings": settings, **rest}
 
 
 def found(text: str, asked: str, said: Mapping[str, Any]) -> EffectiveKV:
@@ -74,3 +75,25 @@ def test_anything_else_than_asked_is_a_mismatch(text: str, asked: str, said: Map
 def test_no_cache_at_all() -> None:
     with pytest.raises(EngineError, match="no layer that keeps a KV cache"):
         found(E4M3, "fp8_e4m3", facts())
+
+
+MADE = {"max_num_seqs": "1", "enforce_eager": "true", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"max_num_seqs": "1", "enforce_eager": "true", "dtype": "float16"},
+        {"dtype": "half"},
+        {"dtype": "auto", "enforce_eager": "True", "block_size": "16"},
+    ],
+)
+def test_settings_that_vllm_took(given: Mapping[str, str]) -> None:
+    assert check_settings(given, MADE) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_num_seqs", "8"), ("enforce_eager", "false"), ("dtype", "float")])
+def test_a_setting_that_vllm_changed_is_a_mismatch(name: str, value: str) -> None:
+    with pytest.raises(ConfigMismatchError, match=f"asked for {name}={value}, vLLM runs with {MADE[name]}"):
+        check_settings({name: value}, MADE)

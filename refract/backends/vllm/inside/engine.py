@@ -30,18 +30,16 @@ class Engine:
 
         config = self._engine.vllm_config
         layers = [layer for rank in self._engine.collective_rpc("refract_layers") for layer in rank]
-        ranks = config.parallel_config.tensor_parallel_size
         return {
             "version": vllm.__version__,
             "platform": current_platform.device_type,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "settings": _settings(config),
             "vocab_size": config.model_config.get_vocab_size(),
             "max_model_len": config.model_config.max_model_len,
             "cache_dtype": config.cache_config.cache_dtype,
             "skipped": list(config.cache_config.kv_cache_dtype_skip_layers),
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
             "block_size": config.cache_config.block_size,
-            "ranks": ranks,
             "layers": layers,
         }
 
@@ -87,3 +85,16 @@ class Engine:
         ranks = self._engine.collective_rpc("refract_logits", args=(hidden, rows))
         found: Hidden = next(states for states in ranks if states is not None)
         return found
+
+
+def _settings(config: Any) -> dict[str, str]:
+    """What vLLM made of the arguments that decide how sums are ordered and rounded, by their names."""
+    scheduler, parallel, model = config.scheduler_config, config.parallel_config, config.model_config
+    return {
+        "max_num_seqs": str(scheduler.max_num_seqs),
+        "max_num_batched_tokens": str(scheduler.max_num_batched_tokens),
+        "tensor_parallel_size": str(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": str(parallel.pipeline_parallel_size),
+        "enforce_eager": str(bool(model.enforce_eager)).lower(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
