@@ -30,11 +30,13 @@ from refract.kv import KVConfig, parse_kv
 from refract.run.blobs import BlobFolder
 from refract.testing.fixtures import answers
 from refract.work import Base, CompareBase, Divergence, EffectiveKV, ScoreTokens, TokenScores, Window, WriteBase
+from tests.engines.gpl_opening import gpl_opening
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PLAIN, E4M3, E5M2 = (parse_kv(f"ctk={name},ctv={name}") for name in ("f16", "fp8_e4m3", "fp8_e5m2"))
-# Mean KL in nats of vLLM 0.32.0 over the windows of this module, in prefill: its kernels truncate where others round
-MEASURED = {E4M3: 0.039, E5M2: 0.141}
+# Mean KL in nats over `gpl_opening`, in prefill, as measured of vLLM 0.32.0 without any of this code: its kernels
+# truncate where others round
+MEASURED = {E4M3: 0.052, E5M2: 0.189}
 WITHIN = 0.2
 
 
@@ -101,9 +103,8 @@ def test_the_reference_equals_transformers(reference: VLLMSession) -> None:
     assert abs(kl.mean()) < 1e-5
 
 
-def test_both_types_lose_what_they_always_lose_and_in_order(
-    bench: Bench, reference: VLLMSession, windows: tuple[Window, ...]
-) -> None:
+def test_both_types_lose_what_was_measured_and_in_order(bench: Bench, reference: VLLMSession) -> None:
+    windows = (gpl_opening(bench.tokenizer),)
     base, found = base_of(reference, windows), {}
     for kv in MEASURED:
         with bench.session(kv) as session:
@@ -169,12 +170,16 @@ def test_what_processors_compute_as_garbage_is_refused_before_a_load(bench: Benc
 
 
 def test_garbage_would_be_found_by_its_words_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TurboQuant, which vLLM takes on processors without an error."""
+    """TurboQuant, which vLLM takes on processors without an error; the run needs less room than the sentence."""
     monkeypatch.setattr(engine_module, "effective_type", lambda _: "turboquant_k8v4")
     monkeypatch.setattr(engine_module, "refuse_type", lambda *_: None)
     kept = EffectiveKV(k="f16", v="f16", layers=30, layers_compressed=0, bytes_per_token=1.0)
     monkeypatch.setattr(engine_module, "effective_kv", lambda *_, **__: kept)
-    with pytest.raises(EngineError, match="returned garbage under turboquant_k8v4"), bench.session(PLAIN):
+    spec = LoadSpec(model=bench.model, kv=PLAIN, max_tokens=8)
+    with (
+        pytest.raises(EngineError, match="returned garbage under turboquant_k8v4"),
+        bench.engine.load(spec, bench.blobs),
+    ):
         pass
 
 

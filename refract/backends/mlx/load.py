@@ -52,7 +52,7 @@ class Runtime:
         effective, vocab_size = probe(split, specs, _own_layers(spec.kv, len(specs)))
         _require_match(spec.kv, effective)
         partial = attach(spec.kv, split, specs, source.head_dim)
-        more = notes(spec.kv, partial, split, trial[: spec.max_tokens])
+        more = notes(spec.kv, partial, split, trial)
         return MLXSession(
             split,
             partial.keeper,

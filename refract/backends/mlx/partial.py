@@ -95,16 +95,21 @@ def notes(kv: KVConfig, partial: Partial, model: SplitModel, trial: TokenIds) ->
         return
     keys, weights = _measured(reader, partial.keeper, model, trial)
     if reader.selection:
-        yield f"select: {keys.share:.1%} of the keys are read when a token is decoded ({len(trial)} tokens of text)"
+        yield f"select: {_said(keys)} of the keys are read when a token is decoded ({len(trial)} tokens of text)"
     if reader.threshold:
-        yield f"sparsev: {weights.share:.1%} of the attention weights are below {reader.threshold:g} and give nothing"
+        yield f"sparsev: {_said(weights)} of the attention weights are below {reader.threshold:g} and give nothing"
+
+
+def _said(tally: Tally) -> str:
+    return "an unmeasured share" if tally.share is None else f"{tally.share:.1%}"
 
 
 def _eviction_note(kv: KVConfig, specs: Sequence[LayerSpec]) -> str:
     budget, layers = int(kv.option("evict", "budget")), sum(spec.window is None for spec in specs)
     held = f"at most {budget} tokens" if budget else f"{float(kv.option('evict', 'keep')):.0%} of the tokens seen"
     left = f"; {len(specs) - layers} with a sliding window are left alone" if layers < len(specs) else ""
-    return f"evict={kv.get('evict').split(':')[0]}: {layers} layers hold {held}, at their true positions{left}"
+    size = "" if budget else "; bytes a token are those of a long sequence"
+    return f"evict={kv.get('evict').split(':')[0]}: {layers} layers hold {held}, at their true positions{left}{size}"
 
 
 def _measured(reader: PartialReader, keeper: Keeper, model: SplitModel, trial: TokenIds) -> tuple[Tally, Tally]:

@@ -20,10 +20,10 @@ class Tally:
     wholes: list[mx.array] = field(default_factory=list)
 
     @property
-    def share(self) -> float:
-        """The parts of the wholes; 1 without any."""
+    def share(self) -> float | None:
+        """The parts of the wholes; None where nothing was read in part."""
         total = float(sum(self.wholes, mx.array(0.0)))
-        return float(sum(self.parts, mx.array(0.0))) / total if total else 1.0
+        return float(sum(self.parts, mx.array(0.0))) / total if total else None
 
 
 class PartialReader:
