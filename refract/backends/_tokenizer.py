@@ -265,3 +265,8 @@ def _write_cache(file: Path, facts: TokenizerFacts, text: str) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain_token(tokenizer: HFTokenizer) -> int:
+    """A token that is one plain letter."""
+    return next(ids[0] for letter in "aexAEX.0" if len(ids := tokenizer.encode(letter)) == 1)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from refract.backends._fingerprint import fingerprint
+from refract.backends._models import Models
 from refract.backends._options import refuse_no_number, refuse_other_word, refuse_unknown
-from refract.backends._source import ModelSource, find_model
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends._source import ModelSource
+from refract.backends._tokenizer import HFTokenizer, plain_token
 from refract.backends.llamacpp.find import Binaries, clean_environment, find_binaries
 from refract.backends.llamacpp.forcing import PROMPT_PROBS, Asker
 from refract.backends.llamacpp.perplexity import Perplexity
@@ -27,7 +27,7 @@ from refract.backends.llamacpp.server_log import (
 )
 from refract.backends.llamacpp.session import LlamaCppSession
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
-from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError, UsageError
+from refract.errors import ConfigMismatchError, KVUnsupportedError, UsageError
 from refract.formats import unsupported
 from refract.kv import KVConfig
 from refract.work import EffectiveKV
@@ -66,7 +66,7 @@ class LlamaCppEngine:
         """Raises: UsageError for an option this engine does not have or a value it cannot take."""
         self._options = dict(_OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
-        self._models: dict[str, ModelSource] = {}
+        self._models = Models("llama.cpp", cache_dir, form="gguf")
         _check_options(self._options)
 
     @cached_property
@@ -92,7 +92,7 @@ class LlamaCppEngine:
         binaries = self.binaries
         lacks = binaries.perplexity is None
         message = "none: KL is a lower bound from listed tokens" if lacks else "llama-perplexity"
-        source = self._source(model)
+        source = self._models.source(model)
         return [
             Check(name="llama-server", status="ok", message=binaries.build),
             Check(
@@ -108,7 +108,7 @@ class LlamaCppEngine:
 
     def check_kv(self, model: str, kv: KVConfig) -> None:
         """Raises: KVUnsupportedError for what this build, the head dimension or flash attention does not allow."""
-        source = self._source(model)
+        source = self._models.source(model)
         if reasons := unsupported(kv, self.name):
             raise KVUnsupportedError(f"{kv}: {reasons[0]}", hint="see: refract formats --backend llamacpp")
         _check_rotation(kv)
@@ -129,11 +129,11 @@ class LlamaCppEngine:
 
     def tokenizer(self, model: str) -> HFTokenizer:
         """The GGUF file's tokenizer, which gives llama.cpp's own token ids."""
-        return load_tokenizer(self._source(model).path, self._cache_dir)
+        return self._models.tokenizer(model)
 
     def context_length(self, model: str) -> int:
         """The longest sequence the model was trained for."""
-        return self._source(model).context_length
+        return self._models.source(model).context_length
 
     def identify(self, spec: LoadSpec) -> Identity:
         """The build, the weights, and every option but where the binaries are and how many threads run them."""
@@ -142,7 +142,7 @@ class LlamaCppEngine:
         return Identity(
             engine=self.name,
             build=self.binaries.build,
-            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            model=self._models.fingerprint(spec.model),
             kv=str(spec.kv),
             max_tokens=spec.max_tokens,
             options={**kept, "devices": "; ".join(self.binaries.devices)},
@@ -158,15 +158,7 @@ class LlamaCppEngine:
 
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
-        source = self._source(model)
-        return {
-            "name": source.name,
-            "architecture": source.architecture,
-            "layers": source.layers,
-            "head_dim": source.head_dim,
-            "weights": source.weights,
-            "device": "; ".join(self.binaries.devices) or "processors",
-        }
+        return self._models.describe(model, device="; ".join(self.binaries.devices) or "processors")
 
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """A session under `spec.kv`.
@@ -178,7 +170,7 @@ class LlamaCppEngine:
     @contextmanager
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
-        source, options, tokenizer = self._source(spec.model), self._effective(spec), self.tokenizer(spec.model)
+        source, options, tokenizer = self._models.source(spec.model), self._effective(spec), self.tokenizer(spec.model)
         common, env = _common_flags(spec.kv, options), _environment(spec.kv)
         count, threads = _division(options, gpu=bool(self.binaries.devices))
         flags = [*common, *self._server_flags(options, spec.max_tokens), "-t", str(threads), *_extra(options)]
@@ -201,7 +193,7 @@ class LlamaCppEngine:
                 raise ConfigMismatchError(f"two servers of one configuration differ: {found[0]} and {short[0]}")
             yield LlamaCppSession(
                 servers=servers,
-                asker=Asker(vocab_size=tokenizer.vocab_size, eos_ids=tokenizer.eos_ids, plain=_plain_token(tokenizer)),
+                asker=Asker(vocab_size=tokenizer.vocab_size, eos_ids=tokenizer.eos_ids, plain=plain_token(tokenizer)),
                 perplexity=self._perplexity(spec.kv, source, tokenizer, blobs, common, options, env),
                 blobs=blobs,
                 effective_kv=found[0],
@@ -266,14 +258,6 @@ class LlamaCppEngine:
         _check_options(options)
         return options | {"extra_flags": shlex.join(_extra(options))}
 
-    def _source(self, model: str) -> ModelSource:
-        if model not in self._models:
-            source = find_model(model)
-            if not source.is_gguf:
-                raise ModelError(f"llama.cpp runs GGUF files, {source.name} is a folder", hint="convert it to GGUF")
-            self._models[model] = source
-        return self._models[model]
-
 
 def _check_rotation(kv: KVConfig) -> None:
     sides = {kv.get("rot_k"), kv.get("rot_v")}
@@ -328,11 +312,6 @@ def _extra(options: Mapping[str, str]) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(f"the extra flags {text!r} cannot be read: {error}", hint="close every quote") from None
-
-
-def _plain_token(tokenizer: HFTokenizer) -> int:
-    """A token that is one plain letter."""
-    return next(ids[0] for letter in "aexAEX.0" if len(ids := tokenizer.encode(letter)) == 1)
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -11,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from refract.backends._fingerprint import fingerprint
+from refract.backends._models import Models
 from refract.backends._options import refuse_no_number, refuse_other_word, refuse_unknown
-from refract.backends._source import ModelSource, find_model
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends._tokenizer import HFTokenizer
 from refract.backends.mlx.blas import Blas, prepare_blas
 from refract.backends.mlx.eviction import refuse_combination
 from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
@@ -62,7 +61,7 @@ class MLXEngine:
         """Raises: UsageError for an option this engine does not have or a value it cannot take."""
         self._options = dict(_OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
-        self._models: dict[str, ModelSource] = {}
+        self._models = Models("mlx-lm", cache_dir)
         _check_options(self._options)
 
     @cached_property
@@ -93,13 +92,13 @@ class MLXEngine:
                 fix="pip install mkl" if slow else None,
             )
         )
-        source = self._source(model)
+        source = self._models.source(model)
         message = f"{source.name}: {source.architecture}, {source.layers} layers, head dimension {source.head_dim}"
         return [*checks, Check(name="model", status="ok", message=message)]
 
     def check_kv(self, model: str, kv: KVConfig) -> None:
         """Raises: KVUnsupportedError naming what the backend, the head dimension or the layer count does not allow."""
-        source = self._source(model)
+        source = self._models.source(model)
         if reasons := unsupported(kv, self.name):
             raise KVUnsupportedError(f"{kv}: {reasons[0]}", hint="see: refract formats --backend mlx")
         for side, boundary in zip("kv", kv.boundary, strict=True):
@@ -119,22 +118,21 @@ class MLXEngine:
 
     def tokenizer(self, model: str) -> HFTokenizer:
         """The model's tokenizer; what is built from a GGUF file is cached."""
-        return load_tokenizer(self._source(model).path, self._cache_dir)
+        return self._models.tokenizer(model)
 
     def context_length(self, model: str) -> int:
         """The longest sequence the model was trained for."""
-        return self._source(model).context_length
+        return self._models.source(model).context_length
 
     def identify(self, spec: LoadSpec) -> Identity:
         """What answers depend on: packages, BLAS, device and batching as well as weights and KV configuration.
 
         Raises: UsageError for an option in `spec` that this engine does not have.
         """
-        source = self._source(spec.model)
         return Identity(
             engine=self.name,
             build=f"{_version('mlx')} (mlx-lm {_version('mlx-lm')})",
-            model=fingerprint(source.files, self._cache_dir),
+            model=self._models.fingerprint(spec.model),
             kv=str(spec.kv),
             max_tokens=0,  # caches grow as needed: the run's longest sequence changes no answer
             options={**self._effective(spec), "blas": self.blas.name, "device": _device()},
@@ -147,16 +145,7 @@ class MLXEngine:
 
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
-        source = self._source(model)
-        return {
-            "name": source.name,
-            "architecture": source.architecture,
-            "layers": source.layers,
-            "head_dim": source.head_dim,
-            "weights": source.weights,
-            "blas": self.blas.name,
-            "device": _device(),
-        }
+        return self._models.describe(model, blas=self.blas.name, device=_device())
 
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """A session under `spec.kv`.
@@ -170,7 +159,7 @@ class MLXEngine:
         self.check_kv(spec.model, spec.kv)
         runtime, tokenizer = self._runtime(), self.tokenizer(spec.model)
         session = runtime.open_session(
-            self._source(spec.model),
+            self._models.source(spec.model),
             spec,
             blobs,
             eos_ids=tokenizer.eos_ids,
@@ -189,11 +178,6 @@ class MLXEngine:
         options = self._options | dict(spec.options)
         _check_options(options)
         return options
-
-    def _source(self, model: str) -> ModelSource:
-        if model not in self._models:
-            self._models[model] = find_model(model)
-        return self._models[model]
 
     def _check_codecs(self, kv: KVConfig, head_dim: int) -> None:
         with self._mlx():

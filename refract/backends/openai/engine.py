@@ -2,78 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from refract.backends._asking import Asker, ListedSession
-from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
-from refract.backends._options import refuse_no_number, refuse_unknown
 from refract.backends._sanity import refuse_garbage, sanity_window
-from refract.backends._servers import (
-    Places,
-    Role,
-    absent,
-    client_of,
-    one_server,
-    read_places,
-    recall,
-    remember,
-    role_of,
-    shown,
-)
-from refract.backends._source import ModelSource, find_model
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends._server_engine import ServerEngine
+from refract.backends._servers import Role, absent, one_server, recall, remember, shown
+from refract.backends._tokenizer import HFTokenizer, plain_token
 from refract.backends.openai.asker import CompletionsAsker
 from refract.backends.openai.offers import Offer, from_facts, look
 from refract.backends.openai.sameness import same_server
 from refract.backends.openai.stated import STATED, stated_kv
 from refract.backends.openai.text_asker import TextAsker
 from refract.backends.openai.words import notes, short_name, what_it_lacks
-from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
+from refract.engine import Blobs, Capability, Check, Identity, LoadSpec, Session
 from refract.errors import ConfigMismatchError, EngineError, IncompleteError, UsageError
 from refract.kv import KVConfig
 
-_OPTIONS: Mapping[str, str] = {
-    "url": "",
-    "reference_url": "",
-    "candidate_url": "",
-    "reference_kv": "",
-    "candidate_kv": "",
-    "served_model": "",  # the one to ask for, where a server has several
-    "parallel": "1",
-    "top_k": "1000",  # tokens listed for a divergence, or as many as the server lists
-    "timeout_s": "600",  # for one answer
-    "patience_s": "30",  # for a server that is not there, or busy
-}
-_FREE = frozenset({"timeout_s", "patience_s"})  # options that change no answer
-_NUMBERS = ("parallel", "top_k", "timeout_s", "patience_s")
-_MOST = 1 << 20
 
-
-class OpenAIEngine:
+class OpenAIEngine(ServerEngine):
     """Asks running servers through /v1/completions. Their KV types cannot be read: what is stated is reported so."""
 
     name = "openai"
-    control_by_default = False
+    asked = "openai"
+    no_address = (
+        "the openai backend asks running servers, and no address is given",
+        "give --reference-url and --candidate-url",
+    )
 
     def __init__(self, options: Mapping[str, str] | None = None, cache_dir: Path | None = None) -> None:
         """Raises: UsageError for an option this engine does not have, a value it cannot take, or no server."""
-        self._options = dict(_OPTIONS) | dict(options or {})
-        self._cache_dir = cache_dir
-        self._models: dict[str, ModelSource] = {}
+        super().__init__(options, cache_dir)
         self._offers: dict[str, Offer] = {}
         self._gone: dict[str, IncompleteError] = {}  # asked in vain once, and waited for
-        self._checked = False
-        _check_options(self._options)
-        places = read_places(self._options)
-        if places is None:
-            raise UsageError(
-                "the openai backend asks running servers, and no address is given",
-                hint="give --reference-url and --candidate-url",
-            )
-        self._places: Places = places
 
     def capabilities(self, kv: KVConfig) -> frozenset[Capability]:
         """Generation; with token ids and raw lists of probable tokens also forcing and KL, token by token."""
@@ -87,7 +50,7 @@ class OpenAIEngine:
 
     def check(self, model: str) -> list[Check]:
         """Each server, what it offers, and the model's files."""
-        source = self._source(model)
+        source = self._models.source(model)
         checks = [Check(name="model", status="ok", message=f"{source.name}: {source.architecture}, {source.weights}")]
         for url in self._places.every:
             try:
@@ -102,7 +65,7 @@ class OpenAIEngine:
 
     def check_kv(self, model: str, kv: KVConfig) -> None:
         """Raises: UsageError for one server as both sides, or several candidates; KVUnsupportedError for no server."""
-        self._source(model)
+        self._models.source(model)
         if self._role(kv) == "reference":
             return
         if ";" in self._options["candidate_kv"]:
@@ -112,63 +75,33 @@ class OpenAIEngine:
             )
         if self._places.shared:
             raise one_server(f"--url is {shown(self._places.reference)} for both, and its KV types cannot be read")
-        if len(self._places.every) > 1 and not self._checked:
-            self._refuse_one_server(model)
-            self._checked = True
-
-    def tokenizer(self, model: str) -> HFTokenizer:
-        """The tokenizer of --model, a folder or a GGUF file; no weights are read."""
-        return load_tokenizer(self._source(model).path, self._cache_dir)
+        self._tell_apart(model)
 
     def context_length(self, model: str) -> int:
         """The longest sequence that the model was trained for and the servers take."""
         offers = [self._known_offer(role, model) for role in ("reference", "candidate") if self._places.of(role)]
-        return min(self._source(model).context_length, *(offer.context or 1 << 30 for offer in offers))
+        return min(self._models.source(model).context_length, *(offer.context or 1 << 30 for offer in offers))
 
     def identify(self, spec: LoadSpec) -> Identity:
         """The kind and build of the server, the model's files, and every option that can change an answer."""
-        options, offer = self._effective(spec), self._known_offer(self._role(spec.kv), spec.model)
-        kept = {name: value for name, value in options.items() if name not in PLACES | _FREE}
+        offer = self._known_offer(self._role(spec.kv), spec.model)
         return Identity(
             engine=self.name,
             build=offer.title,
-            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            model=self._models.fingerprint(spec.model),
             kv=str(spec.kv),
             max_tokens=0,
-            options={**kept, "ids": str(offer.ids), "listed": str(offer.listed), "raw": str(offer.raw)},
+            options={**self._kept(spec), "ids": str(offer.ids), "listed": str(offer.listed), "raw": str(offer.raw)},
         )
 
-    def control_options(self, options: Mapping[str, str], kv: KVConfig) -> Mapping[str, str] | None:
-        """None: a running server's kernels are its own."""
-        return None
-
-    def describe(self, model: str) -> Mapping[str, str | int]:
-        """Architecture, layers and head dimension as the local files say them; the weights are the server's."""
-        source = self._source(model)
-        return {
-            "name": source.name,
-            "architecture": source.architecture,
-            "layers": source.layers,
-            "head_dim": source.head_dim,
-            "weights": f"{source.weights} here; the server's own were asked",
-            "device": "the server's",
-        }
-
-    def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
-        """A session with the server of this side.
-
-        Raises: IncompleteError where there is none; ConfigMismatchError for another model or too short a context.
-        """
-        return self._session(spec, blobs)
-
-    @contextmanager
-    def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
-        self.check_kv(spec.model, spec.kv)
+    def open_session(self, spec: LoadSpec, blobs: Blobs) -> Session:
+        """Raises: IncompleteError where there is no server; ConfigMismatchError for too short a context."""
         options, role = self._effective(spec), self._role(spec.kv)
         url = self._places.of(role)
         if not url:
             raise absent("OpenAI-compatible", role, f"a server that keeps its KV cache as {spec.kv}")
-        offer, source, tokenizer = self._offer(url, spec.model), self._source(spec.model), self.tokenizer(spec.model)
+        offer, source = self._offer(url, spec.model), self._models.source(spec.model)
+        tokenizer = self.tokenizer(spec.model)
         if offer.context and offer.context < spec.max_tokens:
             raise ConfigMismatchError(
                 f"the server at {shown(url)} takes sequences of {offer.context} tokens, this run needs"
@@ -180,7 +113,7 @@ class OpenAIEngine:
             text = sanity_window(tokenizer)
             found = asker.force(text.tokens[: text.start], text.tokens[text.start :], 1)
             refuse_garbage(found.logprobs, tokenizer.vocab_size, offer.title, str(spec.kv))
-        yield ListedSession(
+        return ListedSession(
             asker=asker,
             blobs=blobs,
             effective_kv=stated_kv(source, spec.kv, notes(offer, parallel=int(options["parallel"]))),
@@ -190,11 +123,7 @@ class OpenAIEngine:
             lanes=int(options["parallel"]),
         )
 
-    def _client(self, url: str, name: str) -> Client:
-        timeout_s, patience_s = (float(self._options[name]) for name in ("timeout_s", "patience_s"))
-        return client_of(url, name, timeout_s=timeout_s, patience_s=patience_s)
-
-    def _refuse_one_server(self, model: str) -> None:
+    def refuse_one_server(self, model: str) -> None:
         """Nothing where one of the two is not there, and so not the other.
 
         Raises: UsageError when both addresses reach one process, ConfigMismatchError for servers of two builds.
@@ -229,7 +158,7 @@ class OpenAIEngine:
 
         One build answers both sides of a run. Raises: IncompleteError, EngineError.
         """
-        model = model or next(iter(self._models), "")
+        model = model or next(iter(self._models.known), "")
         for url in dict.fromkeys(filter(None, (self._places.of(role), *self._places.every))):
             if url in self._gone:
                 continue
@@ -241,22 +170,6 @@ class OpenAIEngine:
         if known is None:
             raise next(iter(self._gone.values()))
         return known
-
-    def _memory(self, model: str) -> str:
-        return f"openai {fingerprint(self._source(model).files, self._cache_dir)} {self._options['served_model']}"
-
-    def _role(self, kv: KVConfig) -> Role:
-        return role_of(kv, self._options)
-
-    def _effective(self, spec: LoadSpec) -> dict[str, str]:
-        options = self._options | dict(spec.options)
-        _check_options(options)
-        return options
-
-    def _source(self, model: str) -> ModelSource:
-        if model not in self._models:
-            self._models[model] = find_model(model)
-        return self._models[model]
 
 
 def _asker(client: Client, offer: Offer, tokenizer: HFTokenizer) -> Asker:
@@ -270,16 +183,5 @@ def _asker(client: Client, offer: Offer, tokenizer: HFTokenizer) -> Asker:
         model=offer.model,
         vocab_size=tokenizer.vocab_size,
         eos_ids=tokenizer.eos_ids,
-        plain=_plain_token(tokenizer),
+        plain=plain_token(tokenizer),
     )
-
-
-def _plain_token(tokenizer: HFTokenizer) -> int:
-    """A token that is one plain letter."""
-    return next(ids[0] for letter in "aexAEX.0" if len(ids := tokenizer.encode(letter)) == 1)
-
-
-def _check_options(options: Mapping[str, str]) -> None:
-    refuse_unknown("openai", options, list(_OPTIONS))
-    for name in _NUMBERS:
-        refuse_no_number(name, options.get(name, _OPTIONS[name]), most=_MOST, default=_OPTIONS[name])

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from refract.backends._fingerprint import fingerprint
 from refract.backends._http import Client
+from refract.backends._models import Models
 from refract.backends._sanity import with_room
 from refract.backends._servers import Places, read_places, role_of, shown
-from refract.backends._source import ModelSource, find_model
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends._source import ModelSource
+from refract.backends._tokenizer import HFTokenizer
 from refract.backends.sglang.arguments import Installation, find_installation
 from refract.backends.sglang.asking import SGLangAsker
 from refract.backends.sglang.facts import READS_CACHE_IN_PREFILL, ServerFacts, ask_facts, difference
@@ -26,7 +26,7 @@ from refract.backends.sglang.options import FREE, ON, OPTIONS, arguments_of, che
 from refract.backends.sglang.running import Memory, Servers, other_type, there
 from refract.backends.sglang.session import SGLangSession, check_sanity, notes
 from refract.engine import PLACES, Blobs, Capability, Check, Identity, LoadSpec, Session
-from refract.errors import ConfigMismatchError, KVUnsupportedError, ModelError
+from refract.errors import ConfigMismatchError, KVUnsupportedError
 from refract.kv import KVConfig
 
 _CONTROL_CHUNKS = ("64", "128")
@@ -44,7 +44,7 @@ class SGLangEngine:
         """Raises: UsageError for an option it cannot take, for no server, and for one server as both sides."""
         self._options = dict(OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
-        self._models: dict[str, ModelSource] = {}
+        self._models = Models("SGLang", cache_dir, form="folder")
         self._reference: ServerFacts | None = None  # whatever candidates are compared with
         places = read_places(self._options)
         check_options(self._options, places)
@@ -63,7 +63,7 @@ class SGLangEngine:
 
     def check(self, model: str) -> list[Check]:
         """The servers, or what starts them, and the model's files."""
-        source = self._source(model)
+        source = self._models.source(model)
         checks = [Check(name="model", status="ok", message=f"{source.name}: {source.architecture}, {source.weights}")]
         if self._servers is None:
             found = self.installation
@@ -80,7 +80,7 @@ class SGLangEngine:
 
     def check_kv(self, model: str, kv: KVConfig) -> None:
         """Raises: KVUnsupportedError, UsageError for arguments SGLang lacks or one server as both sides, SetupError."""
-        self._source(model)
+        self._models.source(model)
         check_supported(kv)
         if self._servers is not None:
             role_of(kv, self._options)
@@ -92,11 +92,11 @@ class SGLangEngine:
 
     def tokenizer(self, model: str) -> HFTokenizer:
         """The tokenizer of --model; no weights are read."""
-        return load_tokenizer(self._source(model).path, self._cache_dir)
+        return self._models.tokenizer(model)
 
     def context_length(self, model: str) -> int:
         """The longest sequence that the model was trained for and the servers take."""
-        own = self._source(model).context_length
+        own = self._models.source(model).context_length
         if self._servers is None:
             limits = [arguments_of(self._options).get("context_length", str(own))]
         else:
@@ -117,7 +117,7 @@ class SGLangEngine:
         return Identity(
             engine=self.name,
             build=version,
-            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            model=self._models.fingerprint(spec.model),
             kv=str(spec.kv),
             max_tokens=0,
             options={**kept, **{f"server.{name}": value for name, value in more.items()}},
@@ -133,20 +133,12 @@ class SGLangEngine:
 
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
-        source = self._source(model)
         if self._servers is None:
             device = self.installation.device
         else:
             facts = self._servers.any_facts("reference")
             device = facts.device if facts else "the server's"
-        return {
-            "name": source.name,
-            "architecture": source.architecture,
-            "layers": source.layers,
-            "head_dim": source.head_dim,
-            "weights": source.weights,
-            "device": device,
-        }
+        return self._models.describe(model, device=device)
 
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """A session under `spec.kv`.
@@ -158,7 +150,7 @@ class SGLangEngine:
     @contextmanager
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
-        source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
+        source, tokenizer, options = self._models.source(spec.model), self.tokenizer(spec.model), self._effective(spec)
         spec = with_room(spec, tokenizer)
         shape, lanes = cache_shape(source.path), int(options["parallel"])
         with self._client(spec, source, options) as client:
@@ -226,7 +218,7 @@ class SGLangEngine:
     def _known(self, model: str, kv: KVConfig) -> ServerFacts | None:
         """What the running server of this configuration says, or said when it last ran."""
         assert self._servers is not None
-        role, shape = role_of(kv, self._options), cache_shape(self._source(model).path)
+        role, shape = role_of(kv, self._options), cache_shape(self._models.source(model).path)
         facts = self._servers.glance(self._servers.places.of(role))
         if facts is not None and serves(kv, facts, shape):
             self._compare(kv, facts)
@@ -247,7 +239,7 @@ class SGLangEngine:
             )
 
     def _memory(self, model: str, kv: KVConfig) -> Memory:
-        return Memory(self._cache_dir, f"{fingerprint(self._source(model).files, self._cache_dir)} {kv}")
+        return Memory(self._cache_dir, f"{self._models.fingerprint(model)} {kv}")
 
     def _reading(self, kv: KVConfig) -> tuple[bool, bool]:
         """Whether prompts can be scored in one pass, which has to read the cache back, and in steps."""
@@ -267,14 +259,6 @@ class SGLangEngine:
         options = self._options | dict(spec.options)
         check_options(options, self._servers.places if self._servers else None)
         return options
-
-    def _source(self, model: str) -> ModelSource:
-        if model not in self._models:
-            source = find_model(model)
-            if source.is_gguf:
-                raise ModelError(f"SGLang runs model folders, {source.name} is a GGUF file", hint="give the folder")
-            self._models[model] = source
-        return self._models[model]
 
 
 def _servers(places: Places, options: Mapping[str, str]) -> Servers:

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from refract.backends._fingerprint import fingerprint
 from refract.backends._kv_heads import kv_heads
+from refract.backends._models import Models
 from refract.backends._options import refuse_no_number
 from refract.backends._sanity import refuse_garbage, sanity_window, with_room
-from refract.backends._source import ModelSource, find_model
-from refract.backends._tokenizer import HFTokenizer, load_tokenizer
+from refract.backends._source import ModelSource
+from refract.backends._tokenizer import HFTokenizer
 from refract.backends.vllm.allocated import check_settings, effective_kv
 from refract.backends.vllm.http_session import HTTPVLLM
 from refract.backends.vllm.installation import Installation, find_installation
@@ -23,7 +23,7 @@ from refract.backends.vllm.kvtypes import effective_type, is_plain, reads_cache_
 from refract.backends.vllm.session import VLLMSession
 from refract.backends.vllm.start import PACKAGE, environment, working
 from refract.engine import PLACES, Blobs, Capability, Check, Engine, Identity, LoadSpec, Session
-from refract.errors import EngineError, ModelError
+from refract.errors import EngineError
 from refract.kv import KVConfig
 from refract.work import ScoreTokens, TokenScores
 
@@ -65,7 +65,7 @@ class VLLMEngine:
         """Raises: UsageError for a value that an option of ours cannot take; vLLM's own are checked before a load."""
         self._options = dict(_OPTIONS) | dict(options or {})
         self._cache_dir = cache_dir
-        self._models: dict[str, ModelSource] = {}
+        self._models = Models("vLLM", cache_dir, form="folder")
         _check_options(self._options)
 
     @cached_property
@@ -80,7 +80,7 @@ class VLLMEngine:
 
     def check(self, model: str) -> list[Check]:
         """vLLM with what it runs on, and the model's files."""
-        found, source = self.installation, self._source(model)
+        found, source = self.installation, self._models.source(model)
         return [
             Check(name="vllm", status="ok", message=f"{found.version} on {found.platform}"),
             Check(name="model", status="ok", message=f"{source.name}: {source.architecture}, {source.weights}"),
@@ -88,18 +88,18 @@ class VLLMEngine:
 
     def check_kv(self, model: str, kv: KVConfig) -> None:
         """Raises: KVUnsupportedError for what vLLM lacks on this platform, UsageError for arguments it lacks."""
-        source = self._source(model)
+        source = self._models.source(model)
         refuse_type(effective_type(kv), self.installation.platform)
         kv.own_layers(source.layers)
         self.installation.check(_arguments_of(self._options))
 
     def tokenizer(self, model: str) -> HFTokenizer:
         """The model's tokenizer; vLLM is sent token ids."""
-        return load_tokenizer(self._source(model).path, self._cache_dir)
+        return self._models.tokenizer(model)
 
     def context_length(self, model: str) -> int:
         """The longest sequence the model was trained for."""
-        return self._source(model).context_length
+        return self._models.source(model).context_length
 
     def identify(self, spec: LoadSpec) -> Identity:
         """vLLM's version and platform, the model's files, and every option that can change an answer."""
@@ -108,7 +108,7 @@ class VLLMEngine:
         return Identity(
             engine=self.name,
             build=self.installation.version,
-            model=fingerprint(self._source(spec.model).files, self._cache_dir),
+            model=self._models.fingerprint(spec.model),
             kv=str(spec.kv),
             max_tokens=0,
             options={
@@ -127,15 +127,7 @@ class VLLMEngine:
 
     def describe(self, model: str) -> Mapping[str, str | int]:
         """Architecture, layers, head dimension, how the weights are stored, and what they run on."""
-        source = self._source(model)
-        return {
-            "name": source.name,
-            "architecture": source.architecture,
-            "layers": source.layers,
-            "head_dim": source.head_dim,
-            "weights": source.weights,
-            "device": self.installation.platform,
-        }
+        return self._models.describe(model, device=self.installation.platform)
 
     def load(self, spec: LoadSpec, blobs: Blobs) -> AbstractContextManager[Session]:
         """A session under `spec.kv`.
@@ -147,7 +139,7 @@ class VLLMEngine:
     @contextmanager
     def _session(self, spec: LoadSpec, blobs: Blobs) -> Iterator[Session]:
         self.check_kv(spec.model, spec.kv)
-        source, tokenizer, options = self._source(spec.model), self.tokenizer(spec.model), self._effective(spec)
+        source, tokenizer, options = self._models.source(spec.model), self.tokenizer(spec.model), self._effective(spec)
         spec = with_room(spec, tokenizer)
         asked, platform, lanes = effective_type(spec.kv), self.installation.platform, int(options["parallel"])
         values = 2 * kv_heads(source) * source.head_dim
@@ -182,14 +174,6 @@ class VLLMEngine:
         options = self._options | dict(spec.options)
         _check_options(options)
         return options
-
-    def _source(self, model: str) -> ModelSource:
-        if model not in self._models:
-            source = find_model(model)
-            if source.is_gguf:
-                raise ModelError(f"vLLM runs model folders, {source.name} is a GGUF file", hint="give the folder")
-            self._models[model] = source
-        return self._models[model]
 
 
 def _notes(lanes: int) -> list[str]:

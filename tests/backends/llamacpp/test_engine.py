@@ -30,7 +30,7 @@ def made(folder: Path, *, head_dim: int = 64, perplexity: bool = True, **options
     file = folder / "model.gguf"
     file.write_bytes(b"weights")
     engine = LlamaCppEngine({"llama_bin": str(binaries), **options}, folder)
-    engine._models["m"] = ModelSource(
+    engine._models._found["m"] = ModelSource(
         name="model.gguf",
         path=file,
         files=(file,),
