@@ -10,6 +10,7 @@ import numpy as np
 from refract.results import BAND_FLOORS, AxisResult, Composite, Estimate
 from refract.stats.bands import band
 from refract.stats.clusters import F64
+from refract.stats.intervals import link_score, unseen_points
 from refract.stats.resample import Resampled, difference_interval, joint_score_draws, paired_scores
 
 __all__ = ["band", "composite", "composite_difference", "harmonic_mean", "samples_needed"]
@@ -82,7 +83,16 @@ def composite_difference(
     scores = paired_scores(fitted, level=level, seed=seed, replicates=replicates)
     values = [harmonic_mean([axis.score.value for axis in side if axis.score is not None]) for side in pairs]
     differences = _harmonic(scores[: len(left)]) - _harmonic(scores[len(left) :])
-    return difference_interval(fitted, values[0] - values[1], differences, level)
+    unseen = max(_unseen(side, level) for side in (fitted[: len(left)], fitted[len(left) :]))
+    return difference_interval(fitted, values[0] - values[1], differences, level, unseen=unseen)
+
+
+def _unseen(side: Sequence[Resampled], level: float) -> float:
+    """How far the composite would fall, were each axis lower by what its clusters cannot have shown."""
+    scores = [link_score(axis.link, axis.fit.value) for axis in side]
+    missed = [unseen_points(axis.link, axis.fit, level) for axis in side]
+    lower = [max(0.0, score - points) for score, points in zip(scores, missed, strict=True)]
+    return harmonic_mean(scores) - harmonic_mean(lower)
 
 
 def _interval(fitted: Sequence[Resampled], value: float, draws: F64, level: float) -> Estimate:

@@ -72,7 +72,8 @@ def score(
 
     Methods: "cr1-log-t" for "100*exp(-r)"; "cr1-t" for "100*exp(-5*|r|)", whose high end is 100 when the interval of r
     holds 0; "wilson-t" for "100*r", Wilson's interval at the effective sample size; "wilson" with `proportion`, for
-    trials that hit or miss; "no-variance", width 0, when all clusters agree; "one-cluster", the whole range [0, 100].
+    trials that hit or miss; "no-variance", width 0, when all clusters have one KL; "one-cluster", the whole [0, 100].
+    Shares and excesses allow for what is rare and was perhaps not seen (`intervals.with_one_more`).
     The score is a plug-in: near r = 0 the absolute value makes "100*exp(-5*|r|)" lean low, its interval allows for it.
 
     Raises: ValueError when nothing was measured.

@@ -9,6 +9,7 @@ axis uses was chosen by simulation, see docs/statistics.md and tests/stats/test_
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from refract.stats.clusters import F64, RatioFit
 from refract.stats.distributions import normal_grid, normal_quantile, student_t_grid, student_t_quantile
 
 _LARGEST_LOG = 700.0  # exp of it is still finite
+_UNSEEN_SHARE, _UNSEEN_EXCESS = 0.5, 0.2  # of the cluster that was perhaps not seen
 
 
 def t_bounds(fit: RatioFit, t: F64) -> F64:
@@ -57,11 +59,43 @@ def wilson_bounds(value: float, size: float, z: F64) -> F64:
     return (value + square / 2.0 + spread) / (1.0 + square)
 
 
+def with_one_more(fit: RatioFit, value: float) -> RatioFit:
+    """The fit with one cluster more, as large as the others are on average, whose own ratio is `value`.
+
+    What is rare was perhaps not seen among G clusters, and the spread of those that were seen says nothing of it. An
+    interval that is no tighter than this one's allows for it (`tests/stats/test_coverage.py`); with many clusters, or
+    ones that differ, it makes no difference.
+    """
+    groups = fit.clusters
+    mean = (groups * fit.value + value) / (groups + 1)
+    squares = fit.se**2 * groups * (groups - 1) + groups * (fit.value - mean) ** 2 + (value - mean) ** 2
+    return replace(fit, value=mean, se=math.sqrt(squares / (groups * (groups + 1))), clusters=groups + 1)
+
+
 def share_bounds(fit: RatioFit, t: F64) -> F64:
-    """Wilson's bounds of a mean of values in [0, 1] at the effective size r(1−r) / SE² (Korn & Graubard 1998)."""
+    """Wilson's bounds of a mean of values in [0, 1] at the effective size r(1−r) / SE² (Korn & Graubard 1998).
+
+    Neither is tighter than with one cluster more that has half.
+    """
+    plain, wider = (_wilson_at_effective_size(each, t) for each in (fit, with_one_more(fit, _UNSEEN_SHARE)))
+    return np.where(t > 0.0, np.maximum(plain, wider), np.minimum(plain, wider))
+
+
+def _wilson_at_effective_size(fit: RatioFit, t: F64) -> F64:
     value = min(max(fit.value, 0.0), 1.0)
-    size = value * (1.0 - value) / fit.se**2
-    return wilson_bounds(value, size, t) if size > 0.0 else t_bounds(fit, t)
+    if fit.se == 0.0 or not 0.0 < value < 1.0:
+        return np.full_like(t, value)
+    return wilson_bounds(value, value * (1.0 - value) / fit.se**2, t)
+
+
+def excess_bounds(fit: RatioFit, t: F64) -> F64:
+    """Bounds of |r|, in the direction of r: |r| + t · SE, which below reaches down to 0 and not through it.
+
+    The upper is no tighter than with one cluster more whose |r| is a clear one.
+    """
+    own = replace(fit, value=abs(fit.value))
+    plain, wider = t_bounds(own, t), t_bounds(with_one_more(own, _UNSEEN_EXCESS), t)
+    return np.where(t > 0.0, np.maximum(plain, wider), plain)
 
 
 def trials_bounds(fit: RatioFit, t: F64, z: F64) -> F64:
@@ -74,6 +108,19 @@ def trials_bounds(fit: RatioFit, t: F64, z: F64) -> F64:
         return wilson_bounds(value, fit.n, z)
     size = value * (1.0 - value) / fit.se**2
     return wilson_bounds(value, size, t) if size < fit.n else wilson_bounds(value, fit.n, z)
+
+
+def unseen_points(link: Link, fit: RatioFit, level: float) -> float:
+    """By how many points of score a difference may be off where every cluster of one side agrees; 0 for KL.
+
+    A bootstrap of such a side draws the same replicate each time. The bound is that of `with_one_more`.
+    """
+    if link == "100*exp(-r)" or fit.clusters == 1 or fit.se > 0.0:
+        return 0.0
+    alike = replace(fit, value=0.0)
+    more = with_one_more(alike, _UNSEEN_SHARE if link == "100*r" else _UNSEEN_EXCESS)
+    bound = more.value + both_tails(level, alike.df)[0][1] * more.se
+    return abs(link_score(link, 0.0) - link_score(link, bound))
 
 
 def apply_link(link: Link, ratios: F64) -> F64:
@@ -99,11 +146,13 @@ def score_method(link: Link, fit: RatioFit, *, proportion: bool) -> str:
         return "one-cluster"
     if proportion:
         return "wilson"
-    if fit.se == 0.0:
-        return "no-variance"
     if link == "100*r":
         return "wilson-t"
-    return "cr1-log-t" if link == "100*exp(-r)" and fit.value > 0.0 else "cr1-t"
+    if link == "100*exp(-5*|r|)":
+        return "cr1-t"
+    if fit.se == 0.0:
+        return "no-variance"
+    return "cr1-log-t" if fit.value > 0.0 else "cr1-t"
 
 
 def score_bounds(link: Link, fit: RatioFit, method: str, t: F64, z: F64) -> F64:
@@ -116,8 +165,8 @@ def score_bounds(link: Link, fit: RatioFit, method: str, t: F64, z: F64) -> F64:
         return apply_link(link, log_t_bounds(fit, t))
     if method == "no-variance":
         return np.full_like(t, link_score(link, fit.value))
-    if link == "100*exp(-5*|r|)":  # in the direction of r: the interval of |r| reaches down to 0, not through it
-        return apply_link(link, abs(fit.value) + t * fit.se)
+    if link == "100*exp(-5*|r|)":
+        return apply_link(link, excess_bounds(fit, t))
     return apply_link(link, t_bounds(fit, t))
 
 

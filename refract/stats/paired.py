@@ -10,7 +10,7 @@ import numpy as np
 from refract.results import Estimate, Link, Sample, Unit
 from refract.stats.clusters import F64, ClusterSums, cluster_draws, cluster_sums, fit_ratio, fit_residuals
 from refract.stats.distributions import binomial_cdf, bootstrap_widening
-from refract.stats.intervals import both_tails, link_score, skew_t_bounds
+from refract.stats.intervals import both_tails, link_score, skew_t_bounds, unseen_points
 from refract.stats.resample import Resampled, difference_interval, paired_scores
 
 
@@ -133,8 +133,9 @@ def paired_score_difference(
     """Score of A minus score of B over the samples both have (by id), in points, with a paired interval.
 
     Positive means that A is closer to the reference. Method "paired-bootstrap" (`resample.difference_interval`);
-    "one-cluster" spans all of [−100, 100]; "no-variance", width 0, when no replicate changes the difference. For hits
-    and misses ask `mcnemar_exact` as well: with few discordant trials no interval of a difference is reliable.
+    "one-cluster" spans all of [−100, 100]; "no-variance", width 0, when no replicate changes the difference and
+    neither side may have missed what is rare (`intervals.unseen_points`). For hits and misses ask `mcnemar_exact` as
+    well: with few discordant trials no interval of a difference is reliable.
 
     Raises: ValueError when no sample is shared.
     """
@@ -144,7 +145,8 @@ def paired_score_difference(
     sides = [Resampled.of(link, unit, [s for s in side if s.id in shared], proportion=False) for side in (a, b)]
     scores = paired_scores(sides, level=level, seed=seed, replicates=replicates)
     value = link_score(link, sides[0].fit.value) - link_score(link, sides[1].fit.value)
-    return difference_interval(sides, value, scores[0] - scores[1], level)
+    unseen = max(unseen_points(link, side.fit, level) for side in sides)
+    return difference_interval(sides, value, scores[0] - scores[1], level, unseen=unseen)
 
 
 def mcnemar_exact(b: int, c: int) -> float:

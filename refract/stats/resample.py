@@ -131,21 +131,24 @@ def _widened_scores(axis: Resampled, ratios: F64, level: float) -> F64:
     return apply_link(axis.link, np.abs(widened) if axis.link == "100*exp(-5*|r|)" else widened)
 
 
-def difference_interval(axes: Sequence[Resampled], value: float, replicates: F64, level: float) -> Estimate:
+def difference_interval(
+    axes: Sequence[Resampled], value: float, replicates: F64, level: float, *, unseen: float
+) -> Estimate:
     """The difference `value` of two scores with its interval from paired bootstrap `replicates` (B,).
 
     The hull of the percentile and the basic interval (Davison & Hinkley 1997, §5.2.1 and §5.3.1), within [−100, 100].
     Skewed KL needs the first, strong correlation between candidates and the lean of |r| near 0 need the second; either
-    alone covers less than 93 % somewhere, the hull 93 to 98 %, and more where both true |r| are 0.
+    alone covers less than 93 % somewhere, the hull 93 to 98 %, and more where both true |r| are 0. It reaches at least
+    `unseen` points to either side (`intervals.unseen_points`), which no replicate can show.
     """
     groups = min(axis.fit.clusters for axis in axes)
     if groups == 1:
         low, high, method = -100.0, 100.0, "one-cluster"
-    elif np.ptp(replicates) < 1e-9:
+    elif np.ptp(replicates) < 1e-9 and unseen == 0.0:
         low, high, method = value, value, "no-variance"
     else:
         tails = np.quantile(replicates, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
-        ends = np.clip([*tails, *(2.0 * value - tails), value], -100.0, 100.0)
+        ends = np.clip([*tails, *(2.0 * value - tails), value - unseen, value + unseen], -100.0, 100.0)
         low, high, method = float(ends.min()), float(ends.max()), "paired-bootstrap"
     n = min(axis.fit.n for axis in axes)
     return Estimate(value=value, low=low, high=high, level=level, n=n, clusters=groups, method=method)

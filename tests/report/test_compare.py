@@ -53,7 +53,8 @@ def test_equal_candidates_share_a_rank_with_difference_0() -> None:
     assert [(row.rank, row.tied) for row in found.ranking.rows] == [(1, True), (1, True)]
     difference = found.against[0].difference
     assert difference
-    assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
+    assert difference.value == 0.0
+    assert -10.0 < difference.low == -difference.high <= 0.0  # an axis at 100 everywhere may have missed what is rare
 
 
 @pytest.mark.parametrize("change", ["methodology", "model", "engine"])

@@ -125,16 +125,29 @@ def test_same_seed_same_interval_another_seed_nearly() -> None:
 
 
 def test_without_variance_the_band_is_certain() -> None:
-    found = composite([axis("trajectory", [1.0] * 8), axis("kld", [0.0] * 8, link="100*exp(-r)", unit="window")])
+    same = [axis(name, [0.0] * 8, link="100*exp(-r)", unit="window") for name in ("kld", "other")]
+    found = composite(same)
     assert interval(found) == (100.0, 100.0)
     assert (found.band, found.band_certain, found.band_probability["EXCELLENT"]) == ("EXCELLENT", True, 1.0)
     assert found.score is not None
     assert found.score.method == "no-variance"
 
 
+@pytest.mark.parametrize(("prompts", "low"), [(4, 50.0), (24, 92.0), (128, 98.0)])
+def test_prompts_that_are_all_identical_leave_doubt_by_their_number(prompts: int, low: float) -> None:
+    found = composite([axis("trajectory", [1.0] * prompts), axis("kld", [0.0] * 8, link="100*exp(-r)", unit="window")])
+    assert found.score is not None
+    assert found.score.value == found.score.high == 100.0
+    assert low < found.score.low < 100.0 - 50.0 / prompts
+    assert found.band == "EXCELLENT"
+    assert found.band_certain == (prompts > 4)
+
+
 def test_a_zero_axis_makes_zero() -> None:
     found = composite([axis("trajectory", [0.0] * 8), AXES[1]])
-    assert interval(found) == (0.0, 0.0)
+    assert found.score is not None
+    assert found.score.value == found.score.low == 0.0
+    assert 0.0 < found.score.high < 60.0
     assert (found.band, found.band_certain) == ("FAIL", True)
 
 

@@ -94,6 +94,30 @@ def test_trajectory_score(prompts: int, whole: float, shape: float) -> None:
     check(f"trajectory {prompts} prompts, {whole} whole", [e.low <= truth <= e.high for e in found])
 
 
+@pytest.mark.parametrize("prompts", [12, 24, 60, 96])
+@pytest.mark.parametrize(("whole", "shape"), [(0.98, 1.0), (0.95, 1.0), (0.9, 0.3), (0.9, 2.0), (0.85, 1.0)])
+def test_trajectory_score_of_nearly_the_same_model(prompts: int, whole: float, shape: float) -> None:
+    """Where the better half of all formats is. That none of the prompts diverges proves less than it seems."""
+    rng, truth = np.random.default_rng(5), 100.0 * true_share(whole, shape)
+    names, ones = ids(prompts), [1.0] * prompts
+    found = [score("100*r", prefix_shares(rng.random(prompts), whole, shape), ones, names) for _ in range(1000)]
+    held = [e.low <= truth <= e.high for e in found]
+    check(f"trajectory {prompts} prompts, {whole} whole, shape {shape}", held, high=0.99)
+
+
+@pytest.mark.parametrize("prompts", [12, 24, 60])
+@pytest.mark.parametrize(("same", "excess"), [(0.98, 0.1), (0.95, 0.1), (0.9, 0.2), (0.8, 0.1)])
+def test_plad_score_of_nearly_the_same_model(prompts: int, same: float, excess: float) -> None:
+    """Most prompts drift exactly as the reference, others by a gamma law of mean `excess`."""
+    rng, truth = np.random.default_rng(6), 100.0 * math.exp(-5.0 * (1.0 - same) * excess)
+    names, ones, held = ids(prompts), [1.0] * prompts, []
+    for _ in range(1000):
+        e = rng.gamma(2.0, excess / 2.0, prompts) * (rng.random(prompts) >= same)
+        found = score("100*exp(-5*|r|)", e, ones, names)
+        held.append(found.low - 1e-9 <= truth <= found.high + 1e-9)
+    check(f"plad {prompts} prompts, {same} the same, excess {excess}", held, high=1.0)
+
+
 @pytest.mark.parametrize("prompts", [24, 60])
 @pytest.mark.parametrize("excess", [0.0, 0.06, 0.15])
 def test_plad_score(prompts: int, excess: float) -> None:

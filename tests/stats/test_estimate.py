@@ -152,9 +152,30 @@ def test_copies_within_a_cluster_add_no_information() -> None:
 def test_identity_scores_100_and_the_worst_0(link: Link) -> None:
     perfect = 1.0 if link == "100*r" else 0.0
     found = score(link, [perfect] * 6, [1.0] * 6, ids(6))
-    assert (found.low, found.value, found.high, found.method) == (100.0, 100.0, 100.0, "no-variance")
+    assert (found.value, found.high) == (100.0, 100.0)
     worst = 0.0 if link == "100*r" else 1000.0
     assert score(link, [worst] * 6, [1.0] * 6, ids(6)).value == pytest.approx(0.0, abs=1e-12)
+
+
+def test_identical_samples_have_an_interval_by_hand() -> None:
+    """Six and one more: shares of mean 6.5 / 7 and SE² .21429 / 42, excesses of mean .2 / 7 and SE the same."""
+    t = 2.570582
+    share = score("100*r", [1.0] * 6, [1.0] * 6, ids(6))
+    r, size = 6.5 / 7, 13.0  # r (1 − r) / SE²
+    spread = t * math.sqrt(r * (1 - r) / size + t * t / (4 * size * size))
+    low = (r + t * t / (2 * size) - spread) / (1 + t * t / size)
+    assert (share.low, share.method) == (pytest.approx(100 * low, rel=1e-6), "wilson-t")
+    excess = score("100*exp(-5*|r|)", [0.0] * 6, [1.0] * 6, ids(6))
+    assert (excess.low, excess.method) == (pytest.approx(100 * math.exp(-5 * (1 + t) * 0.2 / 7), rel=1e-6), "cr1-t")
+    assert interval(score("100*exp(-r)", [0.0] * 6, [1.0] * 6, ids(6))) == (100.0, 100.0)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_more_samples_that_agree_say_more(link: Link) -> None:
+    perfect = 1.0 if link == "100*r" else 0.0
+    lows = [score(link, [perfect] * n, [1.0] * n, ids(n)).low for n in (2, 3, 8, 24, 96, 1000)]
+    assert lows == sorted(lows)
+    assert lows[-1] > 99.0
 
 
 @given(values)
@@ -210,16 +231,16 @@ def test_kl_score_interval_is_the_mapped_interval_of_the_mean() -> None:
 
 
 def test_plad_interval_that_straddles_zero_reaches_100() -> None:
-    e = [-0.1, 0.1, 0.05, -0.03]
-    m, s = mean(e, ids(4)), score("100*exp(-5*|r|)", e, [1.0] * 4, ids(4))
+    e = [-0.6, 0.6, 0.3, -0.2] * 6
+    m, s = mean(e, ids(24)), score("100*exp(-5*|r|)", e, [1.0] * 24, ids(24))
     assert m.low < 0 < m.high
     assert interval(s) == pytest.approx((100 * math.exp(-5 * max(-m.low, m.high)), 100.0), rel=1e-12)
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_plad_interval_away_from_zero_is_mapped_from_either_side(sign: float) -> None:
-    e = [0.1, 0.12, 0.11, 0.09]
-    m, s = mean(e, ids(4)), score("100*exp(-5*|r|)", [sign * v for v in e], [1.0] * 4, ids(4))
+    e = [0.1, 0.32, 0.21, 0.09] * 6
+    m, s = mean(e, ids(24)), score("100*exp(-5*|r|)", [sign * v for v in e], [1.0] * 24, ids(24))
     assert interval(s) == pytest.approx((100 * math.exp(-5 * m.high), 100 * math.exp(-5 * m.low)), rel=1e-12)
 
 
