@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -98,7 +99,7 @@ def _check_options(parser: Parser, words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if word.startswith("--") and name not in known:
             if before in known and known[before].nargs is None:
-                hint = f"a value that begins with dashes is written {before}={word}"
+                hint = f"a value that begins with dashes is written {before}={shlex.quote(word)}"
                 raise UsageError(f"{before} is followed by {word}, which is no option", hint=hint)
             hint = suggestion(name, known) or f"{parser.prog} --help lists the options"
             raise UsageError(f"unknown option {name}", hint=hint)

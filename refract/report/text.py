@@ -180,5 +180,5 @@ def _protocols(report: Report) -> Iterator[tuple[str, str]]:
 
 def _work(source: Provenance) -> str:
     answers = ", ".join(f"{count:,} answers {name}" for name, count in source.answers.items())
-    seconds = ", ".join(f"{name} {value:,.1f} s" for name, value in source.seconds.items())
+    seconds = ", ".join(f"{name} {value:,.1f} s" for name, value in source.seconds.items() if value >= 0.05)
     return ", ".join(filter(None, (f"{source.loads} loads", answers, seconds)))

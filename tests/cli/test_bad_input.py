@@ -11,6 +11,12 @@ from tests.cli.conftest import CANDIDATE, Ran, Shell
 BAD = {
     "unknown option": (["--candidat", "x"], 2, "unknown option --candidat", "did you mean --candidate?"),
     "value with dashes": (["--llama-extra-flags", "--no-repack"], 2, "is no option", "--llama-extra-flags=--no-repack"),
+    "values with dashes": (
+        ["--llama-extra-flags", "--rope-freq-scale 0.5"],
+        2,
+        "is no option",
+        "--llama-extra-flags='--rope-freq-scale 0.5'",
+    ),
     "option of another tool": (["--kv-bits", "4"], 2, "unknown option --kv-bits", "refract score --help"),
     "mistyped key": (["--candidate", "ctk=q8_0,cvt=q4_0"], 2, "--candidate: unknown key cvt", "ctv"),
     "unknown format": (["--candidate", "ctk=q8_0,ctv=turbo5x"], 2, "unknown format turbo5x", "turbo"),
